@@ -1,7 +1,11 @@
 //! Candidate tokens, and the three operations that every filter is made of: softmax, an ordered
 //! prefix, and dropping.
 
+use crate::sample::mask::is_set;
 use std::cmp::Ordering;
+
+/// Logits that are compared with the worst of the best before any is looked at alone.
+const LOGITS: usize = 64;
 
 /// One token that may still be chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,6 +57,44 @@ impl Candidates {
         if !self.items.iter().all(possible) {
             self.items.retain(possible);
         }
+    }
+
+    /// As [`Self::load`] without a bias and [`Self::keep_best`], in one pass over the logits, of which
+    /// it writes none: of those that `allowed` has, if it is given.
+    pub(super) fn load_best(&mut self, logits: &[f32], k: usize, allowed: Option<&[u32]>) {
+        self.sorted = true;
+        self.items.clear();
+        if k == 0 {
+            return;
+        }
+        self.sorted = false;
+        let limit = (2 * k).max(64);
+        // Greater logits may be among the best: those equal to the bar have a greater id than its
+        // candidate. NaN and −∞ are greater than none.
+        let mut bar = f32::NEG_INFINITY;
+        for (part, id) in logits.chunks(LOGITS).zip((0..).step_by(LOGITS)) {
+            if !part.iter().fold(false, |any, &logit| any | (logit > bar)) {
+                continue;
+            }
+            for (&logit, id) in part.iter().zip(id..) {
+                if logit > bar && allowed.is_none_or(|words| is_set(words, id)) {
+                    self.items.push(Candidate {
+                        id,
+                        logit: logit + 0.0,
+                        p: 0.0,
+                    });
+                    if self.items.len() == limit {
+                        let (_, last, _) = self
+                            .items
+                            .select_nth_unstable_by(k - 1, Candidate::best_first);
+                        bar = last.logit;
+                        self.items.truncate(k);
+                    }
+                }
+            }
+        }
+        self.sort();
+        self.items.truncate(k);
     }
 
     /// The candidates, in unspecified order.
@@ -357,6 +399,25 @@ pub(super) mod tests {
             let mut some = candidates(&logits);
             some.keep_best(k);
             prop_assert_eq!(&some.items, &all.items[..k.min(logits.len())]);
+        }
+
+        #[test]
+        fn the_best_are_found_while_loading(
+            logits in prop::collection::vec(prop_oneof![
+                9 => (-8i8..8).prop_map(f32::from),
+                1 => prop::sample::select(vec![f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -0.0]),
+            ], 0..700),
+            k in 0usize..200,
+            words in prop::option::of(prop::collection::vec(any::<u32>(), 22)),
+        ) {
+            let mut all = candidates(&logits);
+            if let Some(words) = &words {
+                all.retain(|c| is_set(words, c.id));
+            }
+            all.keep_best(k);
+            let mut some = Candidates::default();
+            some.load_best(&logits, k, words.as_deref());
+            prop_assert_eq!(&some.items, &all.items);
         }
 
         #[test]

@@ -236,6 +236,33 @@ impl SamplerOptions {
             })
     }
 
+    /// Number of the best candidates that `chain` chooses from, whatever the others are, if it says so
+    /// before another filter does anything.
+    pub(super) fn n_best(&self, chain: &[Filter]) -> Option<usize> {
+        if self.is_argmax(chain) {
+            return Some(1);
+        }
+        let first = chain.iter().find(|filter| match filter {
+            Filter::Penalties => {
+                let off = (
+                    self.repeat_penalty,
+                    self.frequency_penalty,
+                    self.presence_penalty,
+                ) == (1.0, 0.0, 0.0);
+                self.repeat_last_n != 0 && !off
+            }
+            Filter::Dry => self.dry_multiplier > 0.0,
+            Filter::TopNSigma => self.top_n_sigma > 0.0,
+            Filter::TopK => self.top_k > 0,
+            Filter::TypP => self.typical < 1.0,
+            Filter::TopP => self.top_p < 1.0,
+            Filter::MinP => self.min_p > 0.0,
+            Filter::Xtc => self.xtc_probability > 0.0,
+            Filter::Temperature => true,
+        });
+        (first == Some(&Filter::TopK)).then_some(self.top_k)
+    }
+
     /// A bias that is NaN or +∞, if there is one.
     fn worst_bias(&self) -> f32 {
         let mut values = self.logit_bias.iter().map(|&(_, v)| v);

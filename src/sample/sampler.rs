@@ -163,14 +163,33 @@ impl Sampler {
             return Err(SampleError::BiasOutsideVocabulary { token, n_vocab });
         }
         let candidates = &mut self.candidates;
-        candidates.load(logits, bias);
-        if let Some(mask) = &mut self.mask {
-            let greedy = self.mirostat.is_none() && self.options.is_argmax(&self.chain);
-            match candidates.best().filter(|_| greedy) {
-                Some(best) if mask.allows(best.id)? => candidates.retain(|c| c.id == best.id),
-                _ => {
-                    let words = mask.mask()?;
+        let chain = self.chain.as_slice();
+        let few = match self.mirostat {
+            None if bias.is_empty() => self.options.n_best(chain).filter(|n| n_vocab / 4 > *n),
+            _ => None,
+        };
+        let load = |candidates: &mut Candidates, allowed: Option<&[u32]>| match (few, allowed) {
+            (Some(n), allowed) => candidates.load_best(logits, n, allowed),
+            (None, allowed) => {
+                candidates.load(logits, bias);
+                if let Some(words) = allowed {
                     candidates.retain(|c| mask::is_set(words, c.id));
+                }
+            }
+        };
+        match &mut self.mask {
+            None => load(candidates, None),
+            Some(mask) => {
+                let greedy = self.mirostat.is_none() && self.options.is_argmax(chain);
+                let best = if greedy {
+                    load(candidates, None);
+                    candidates.best()
+                } else {
+                    None
+                };
+                match best {
+                    Some(best) if mask.allows(best.id)? => candidates.retain(|c| c.id == best.id),
+                    _ => load(candidates, Some(mask.mask()?)),
                 }
             }
         }
@@ -253,8 +272,7 @@ impl Sampler {
         let ln_sum = valid().map(|l| below(l).exp()).sum::<f64>().ln();
         let logprob = |l: f32| (below(l) - ln_sum) as f32;
 
-        self.ranked.load(logits, &[]);
-        self.ranked.keep_best(n_top);
+        self.ranked.load_best(logits, n_top, None);
         let top = self
             .ranked
             .as_slice()

@@ -541,6 +541,30 @@ proptest! {
         }
     }
 
+    // A bias, even of 0, lets all logits be loaded; without one the sampler looks for the best alone.
+    #[test]
+    fn the_best_alone_give_the_same_tokens(
+        options in any_options(),
+        greedy in any::<bool>(),
+        off in any::<bool>(),
+        logits in prop::collection::vec(any_logit(), 4..300),
+        history in prop::collection::vec(0u32..120, 0..80),
+    ) {
+        let mut options = SamplerOptions { logit_bias: vec![], mirostat: Mirostat::Off, ..options };
+        if greedy {
+            (options.temperature, options.dynatemp_range) = (0.0, 0.0);
+        }
+        if off {
+            (options.repeat_last_n, options.dry_multiplier, options.xtc_probability) = (0, 0.0, 0.0);
+            (options.top_n_sigma, options.typical) = (0.0, 1.0);
+        }
+        let all = SamplerOptions { logit_bias: vec![(0, 0.0)], ..options.clone() };
+        let (mut all, mut best) = (Sampler::new(all).unwrap(), Sampler::new(options).unwrap());
+        for _ in 0..3 {
+            prop_assert_eq!(best.sample(&logits, &history), all.sample(&logits, &history));
+        }
+    }
+
     #[test]
     fn logprobs_sum_to_one(logits in prop::collection::vec(-50f32..50.0, 1..200)) {
         let mut sampler = Sampler::new(SamplerOptions::default()).unwrap();

@@ -74,7 +74,7 @@ pub(in crate::arch::x86) trait Form {
     ///
     /// # Safety
     /// The CPU must have the level's features.
-    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: &[B; N]) -> [Self::Half; 2];
+    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: [&B; N]) -> [Self::Half; 2];
 
     /// Adds `Σ (scale·w + offset)·x` over half a block, spread over the lanes.
     ///
@@ -105,20 +105,18 @@ fn matvec<F: Form, B: UnpackDot<N>, const N: usize>(
             continue;
         }
         for (row, y) in w.chunks_exact(blocks).zip(y.row(c * MANY)) {
-            let mut total = _mm256_setzero_ps();
-            let mut ahead = row
-                .as_ptr()
-                .cast::<i8>()
-                .wrapping_add(AHEAD.max(size_of_val(row)));
-            for (k, x) in x.iter().enumerate() {
+            let mut totals = [_mm256_setzero_ps()];
+            let mut ahead = first_ahead(row);
+            for (k, x) in x[..n / VALUES].iter().enumerate() {
                 ahead = prefetch(ahead, N * size_of::<B>());
-                let halves = unpacked::<F, B, N>(row, k);
-                for half in 0..2 {
-                    // SAFETY: a level with this form has the features.
-                    total = unsafe { F::add::<B, N>(total, &halves[half], x, half) };
-                }
+                add::<F, B, N, 2>(&mut totals, whole(row, k), std::slice::from_ref(x), 1);
             }
-            *y = sum(total);
+            if let Some(x) = x.get(n / VALUES) {
+                prefetch(ahead, N * size_of::<B>());
+                let end = &row[n / VALUES * N..];
+                add_end::<F, B, N>(&mut totals, end, std::slice::from_ref(x), 1, n % VALUES);
+            }
+            *y = sum(totals[0]);
         }
     }
 }
@@ -142,21 +140,15 @@ fn many_rows<F: Form, B: UnpackDot<N>, const N: usize>(
     let totals = &mut totals[..x.len() / groups];
     for (r, row) in w.chunks_exact(blocks).enumerate() {
         totals.fill(_mm256_setzero_ps());
-        let mut ahead = row
-            .as_ptr()
-            .cast::<i8>()
-            .wrapping_add(AHEAD.max(size_of_val(row)));
+        let mut ahead = first_ahead(row);
         for k in 0..groups {
             if i == 0 {
                 ahead = prefetch(ahead, N * size_of::<B>());
             }
-            let halves = unpacked::<F, B, N>(row, k);
-            for (j, total) in totals.iter_mut().enumerate() {
-                let x = &x[j * groups + k];
-                for half in 0..2 {
-                    // SAFETY: a level with this form has the features.
-                    *total = unsafe { F::add::<B, N>(*total, &halves[half], x, half) };
-                }
+            if k < n / VALUES {
+                add::<F, B, N, 2>(totals, whole(row, k), &x[k..], groups);
+            } else {
+                add_end::<F, B, N>(totals, &row[k * N..], &x[k..], groups, n % VALUES);
             }
         }
         for (j, total) in totals.iter().enumerate() {
@@ -165,20 +157,67 @@ fn many_rows<F: Form, B: UnpackDot<N>, const N: usize>(
     }
 }
 
-/// The weights from block `N·k` of a row on, zeros after its end.
+/// Where to begin to prefetch behind `row`.
+#[inline(always)]
+fn first_ahead<B>(row: &[B]) -> *const i8 {
+    row.as_ptr()
+        .cast::<i8>()
+        .wrapping_add(AHEAD.max(size_of_val(row)))
+}
+
+/// The `k`th 256 weights of a row.
+#[inline(always)]
+fn whole<B, const N: usize>(row: &[B], k: usize) -> [&B; N] {
+    row[k * N..]
+        .first_chunk::<N>()
+        .expect("256 weights")
+        .each_ref()
+}
+
+/// Adds the products of 256 weights, or of the first half of them, with each activation row; the
+/// next row's begin `groups` behind one's.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn unpacked<F: Form, B: UnpackDot<N>, const N: usize>(row: &[B], k: usize) -> [F::Half; 2] {
-    let rest = &row[k * N..];
-    match rest.first_chunk() {
-        // SAFETY: a level with this form has the features.
-        Some(blocks) => unsafe { F::unpack(blocks) },
-        None => {
-            let padded = std::array::from_fn(|b| rest.get(b).copied().unwrap_or(B::zeroed()));
+fn add<F: Form, B: UnpackDot<N>, const N: usize, const HALVES: usize>(
+    totals: &mut [__m256],
+    blocks: [&B; N],
+    x: &[F::Block],
+    groups: usize,
+) {
+    // SAFETY: a level with this form has the features.
+    let halves = unsafe { F::unpack(blocks) };
+    for (j, total) in totals.iter_mut().enumerate() {
+        for half in 0..HALVES {
             // SAFETY: as above.
-            unsafe { F::unpack(&padded) }
+            *total = unsafe { F::add::<B, N>(*total, &halves[half], &x[j * groups], half) };
         }
     }
+}
+
+/// As [`add`], of the end of a row, with `n` weights less than 256. Those that are missing would add
+/// zeros, so that a half without weights need not be multiplied.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_end<F: Form, B: UnpackDot<N>, const N: usize>(
+    totals: &mut [__m256],
+    end: &[B],
+    x: &[F::Block],
+    groups: usize,
+    n: usize,
+) {
+    let none = B::zeroed();
+    if n > VALUES / 2 {
+        add::<F, B, N, 2>(totals, or(end, &none), x, groups);
+    } else {
+        add::<F, B, N, 1>(totals, or(end, &none), x, groups);
+    }
+}
+
+/// The blocks of `end`, then `none` for each that is missing. Blocks are not copied: they would be
+/// read by other instructions than they were written with, and reading would wait.
+#[inline(always)]
+pub(in crate::arch::x86) fn or<'a, B, const N: usize>(end: &'a [B], none: &'a B) -> [&'a B; N] {
+    std::array::from_fn(|b| end.get(b).unwrap_or(none))
 }
 
 /// [`BlockQ16`]: weights are widened to words.
@@ -205,7 +244,7 @@ impl Form for Words {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: &[B; N]) -> [Half; 2] {
+    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: [&B; N]) -> [Half; 2] {
         // SAFETY: this function has the features.
         let weights = unsafe { B::unpack(blocks) };
         [

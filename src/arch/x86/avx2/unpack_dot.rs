@@ -23,7 +23,7 @@ pub(in crate::arch::x86) trait UnpackDot<const N: usize>: Pod {
 
     /// # Safety
     /// The CPU must have this level's features.
-    unsafe fn unpack(blocks: &[Self; N]) -> Unpacked;
+    unsafe fn unpack(blocks: [&Self; N]) -> Unpacked;
 
     /// The same with the bytes of each half in the order of [`BlockP16`](crate::arch::BlockP16),
     /// and with a zero point of 128 if they are signed. Formats may leave bytes shifted left where
@@ -33,7 +33,7 @@ pub(in crate::arch::x86) trait UnpackDot<const N: usize>: Pod {
     /// As above.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack_planes(blocks: &[Self; N]) -> Unpacked {
+    unsafe fn unpack_planes(blocks: [&Self; N]) -> Unpacked {
         // SAFETY: the caller's promise.
         let mut weights = unsafe { Self::unpack(blocks) };
         for w in &mut weights.w {
@@ -70,7 +70,7 @@ pub(in crate::arch) use each;
 impl UnpackDot<8> for BlockQ4_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         let scale = combined_halves(each!(blocks.d));
         let offset = scaled_by(scale, -8.0);
         Unpacked {
@@ -82,7 +82,7 @@ impl UnpackDot<8> for BlockQ4_0 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack_planes(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack_planes(blocks: [&Self; 8]) -> Unpacked {
         let scale = combined_halves(each!(blocks.d));
         let offset = scaled_by(scale, -8.0);
         nibble_planes(each!(blocks.qs), scale, offset)
@@ -92,7 +92,7 @@ impl UnpackDot<8> for BlockQ4_0 {
 impl UnpackDot<8> for BlockQ4_1 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         let w = nibbles(each!(blocks.qs));
         Unpacked {
             w,
@@ -103,7 +103,7 @@ impl UnpackDot<8> for BlockQ4_1 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack_planes(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack_planes(blocks: [&Self; 8]) -> Unpacked {
         let (scale, offset) = (
             combined_halves(each!(blocks.d)),
             combined_halves(each!(blocks.m)),
@@ -115,7 +115,7 @@ impl UnpackDot<8> for BlockQ4_1 {
 impl UnpackDot<8> for BlockQ5_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
         let scale = combined_halves(each!(blocks.d));
         let offset = scaled_by(scale, -16.0);
@@ -126,7 +126,7 @@ impl UnpackDot<8> for BlockQ5_0 {
 impl UnpackDot<8> for BlockQ5_1 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         let w = with_fifth_bits(nibbles(each!(blocks.qs)), each!(blocks.qh));
         Unpacked {
             w,
@@ -141,7 +141,7 @@ impl UnpackDot<8> for BlockQ8_0 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         Unpacked {
             w: bytes(each!(blocks.qs).map(bytemuck::cast_ref)),
             scale: halves(each!(blocks.d)),
@@ -155,7 +155,7 @@ impl UnpackDot<8> for BlockIq4Nl {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         let w = look_up(&IQ4_VALUES, nibbles(each!(blocks.qs)));
         Unpacked {
             w,
@@ -170,7 +170,7 @@ impl UnpackDot<8> for BlockMxfp4 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[Self; 8]) -> Unpacked {
+    unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         let w = look_up(&MXFP4_VALUES, nibbles(each!(blocks.qs)));
         let [e0, e1] = widened(twice(joined(each!(blocks.e))));
         Unpacked {
@@ -186,7 +186,7 @@ impl UnpackDot<1> for BlockQ2K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
         let scales = load_16(&block.scales);
         let nibble = _mm_set1_epi8(15);
         let mins = _mm_and_si128(_mm_srli_epi16::<4>(scales), nibble);
@@ -203,7 +203,7 @@ impl UnpackDot<1> for BlockQ3K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
         let scales = unpack_scales_q3_k(&block.scales);
         let scale = times(widened_signed(&scales), half(block.d));
         let (low, high) = (bit_pairs(&block.qs), block_bits(&block.hmask));
@@ -218,7 +218,7 @@ impl UnpackDot<1> for BlockQ3K {
 impl UnpackDot<1> for BlockQ4K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
         let (scale, offset) = scales_mins(block, 1.0);
         Unpacked {
             w: nibble_pairs(&block.qs),
@@ -229,7 +229,7 @@ impl UnpackDot<1> for BlockQ4K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack_planes([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack_planes([block]: [&Self; 1]) -> Unpacked {
         let (scale, offset) = scales_mins(block, 1.0 / 16.0);
         let qs: &[[[u8; 16]; 4]; 2] = bytemuck::cast_ref(&block.qs);
         Unpacked {
@@ -243,7 +243,7 @@ impl UnpackDot<1> for BlockQ4K {
 impl UnpackDot<1> for BlockQ5K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
         let (scale, offset) = scales_mins(block, 1.0);
         Unpacked {
             w: merge::<4>(nibble_pairs(&block.qs), block_bits(&block.qh)),
@@ -258,7 +258,7 @@ impl UnpackDot<1> for BlockQ6K {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
         let scale = times(widened_signed(&block.scales), half(block.d));
         let [ql0, ql1]: &[[[u8; 16]; 4]; 2] = bytemuck::cast_ref(&block.ql);
         let low = [both_nibbles(ql0), both_nibbles(ql1)];
@@ -275,7 +275,7 @@ impl UnpackDot<1> for BlockIq4Xs {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+    unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
         let low = _mm256_set1_epi32(i32::from_le_bytes(block.scales_l));
         let high = _mm256_set1_epi32(u16::from_le_bytes(block.scales_h).into());
         let scales = [
@@ -300,7 +300,7 @@ macro_rules! as_panels {
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn unpack([block]: &[Self; 1]) -> Unpacked {
+            unsafe fn unpack([block]: [&Self; 1]) -> Unpacked {
                 grouped(block)
             }
         }
@@ -315,7 +315,7 @@ impl UnpackDot<4> for BlockNvfp4 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([a, b, c, d]: &[Self; 4]) -> Unpacked {
+    unsafe fn unpack([a, b, c, d]: [&Self; 4]) -> Unpacked {
         let scales = [
             a.half_scales(),
             b.half_scales(),
@@ -344,7 +344,7 @@ impl UnpackDot<2> for BlockQ1_0 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([a, b]: &[Self; 2]) -> Unpacked {
+    unsafe fn unpack([a, b]: [&Self; 2]) -> Unpacked {
         let scale = [half(a.d), half(b.d)];
         // SAFETY: this function has the features.
         let q = unsafe {
@@ -372,7 +372,7 @@ impl UnpackDot<4> for BlockQ2_0 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack([a, b, c, d]: &[Self; 4]) -> Unpacked {
+    unsafe fn unpack([a, b, c, d]: [&Self; 4]) -> Unpacked {
         let each_lane = |a, b| _mm256_blend_ps::<0b1111_0000>(half(a), half(b));
         let scale = [each_lane(a.d, b.d), each_lane(c.d, d.d)];
         // SAFETY: this function has the features.

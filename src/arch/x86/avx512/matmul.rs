@@ -22,6 +22,7 @@ use crate::arch::view::ColumnsMut;
 use crate::arch::x86::avx2::unpack::{Groups, with_groups};
 use crate::arch::x86::avx2::{padded, prefetch};
 use crate::quant::*;
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -113,15 +114,18 @@ pub(super) fn matvec<B: UnpackPlanes>(
     };
     let (tiles, last) = y.row(0).split_at_mut(n_tiled);
     let (w, w_last) = w.split_at(n_tiled * row_bytes);
-    let mut padding = [B::zeroed(); TILE];
+    let twice = match x.last() {
+        Some(x) => first_half_twice(x),
+        None => BlockP16::zeroed(),
+    };
     for (w, y) in w
         .chunks_exact(TILE * row_bytes)
         .zip(tiles.as_chunks_mut::<TILE>().0)
     {
-        *y = rows(w, x, &mut padding);
+        *y = rows::<B, TILE>(w, x, &twice);
     }
     for (w, y) in w_last.chunks_exact(row_bytes).zip(last) {
-        [*y] = rows(w, x, padding.first_chunk_mut::<1>().expect("a row"));
+        [*y] = rows::<B, 1>(w, x, &twice);
     }
 }
 
@@ -140,24 +144,24 @@ fn many_rows<B: UnpackPlanes, const R: usize>(
 ) {
     let mut totals = [[_mm512_setzero_ps(); R]; MANY];
     let totals = &mut totals[..x.len() / blocks];
-    let mut padding = [B::zeroed(); R];
     for (t, w) in w.chunks_exact(R * row_bytes).enumerate() {
         let mut ahead = w[(R - 1) * row_bytes..]
             .as_ptr()
             .cast::<i8>()
             .wrapping_add(AHEAD);
         totals.fill([_mm512_setzero_ps(); R]);
-        let mut k = 0;
-        for w in rows_of(w, &mut padding) {
-            for b in 0..w[0].len() {
-                if i == 0 {
-                    ahead = prefetch(ahead, R * size_of::<B>());
-                }
-                let weights = unpacked(&w, b);
-                for (j, totals) in totals.iter_mut().enumerate() {
-                    multiply::<B, R>(totals, &weights, &x[j * blocks + k]);
-                }
-                k += 1;
+        let (w, ends) = rows_of::<B, R>(w);
+        for k in 0..blocks {
+            if i == 0 {
+                ahead = prefetch(ahead, R * size_of::<B>());
+            }
+            let weights = if k < w[0].len() {
+                unpacked(&w, k)
+            } else {
+                unpacked_ends::<B, R>(&ends)
+            };
+            for (j, totals) in totals.iter_mut().enumerate() {
+                multiply::<B, R>(totals, &weights, &x[j * blocks + k]);
             }
         }
         for (j, totals) in totals.iter().enumerate() {
@@ -170,71 +174,129 @@ fn many_rows<B: UnpackPlanes, const R: usize>(
 }
 
 /// Products of `R` weight rows with an activation row. A lane sums the products of every 16th group
-/// of 16 columns, in the order of columns; the lanes are added at the end.
+/// of 16 columns, in the order of columns; the lanes are added at the end. `twice` has the last
+/// activations in both halves.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn rows<B: UnpackPlanes, const R: usize>(
-    w: &[u8],
-    x: &[BlockP16],
-    padding: &mut [B; R],
-) -> [f32; R] {
+fn rows<B: UnpackPlanes, const R: usize>(w: &[u8], x: &[BlockP16], twice: &BlockP16) -> [f32; R] {
     let mut ahead = w[(R - 1) * (w.len() / R)..]
         .as_ptr()
         .cast::<i8>()
         .wrapping_add(AHEAD);
-    let (mut totals, mut k) = ([_mm512_setzero_ps(); R], 0);
-    for w in rows_of(w, padding) {
-        let n = w[0].len();
-        if B::UNPACKS_AHEAD && n > 0 {
-            let mut weights = unpacked(&w, 0);
-            for b in 1..n {
-                ahead = prefetch(ahead, R * size_of::<B>());
-                let next = unpacked(&w, b);
-                multiply::<B, R>(&mut totals, &weights, &x[k]);
-                weights = next;
-                k += 1;
-            }
+    let mut totals = [_mm512_setzero_ps(); R];
+    let (w, ends) = rows_of::<B, R>(w);
+    let n = w[0].len();
+    let (x, x_end) = x.split_at(n);
+    if B::UNPACKS_AHEAD && n > 0 {
+        let mut weights = unpacked(&w, 0);
+        for b in 1..n {
             ahead = prefetch(ahead, R * size_of::<B>());
-            multiply::<B, R>(&mut totals, &weights, &x[k]);
-            k += 1;
+            let next = unpacked(&w, b);
+            multiply::<B, R>(&mut totals, &weights, &x[b - 1]);
+            weights = next;
+        }
+        ahead = prefetch(ahead, R * size_of::<B>());
+        multiply::<B, R>(&mut totals, &weights, &x[n - 1]);
+    } else {
+        for b in 0..n {
+            ahead = prefetch(ahead, R * size_of::<B>());
+            multiply::<B, R>(&mut totals, &unpacked(&w, b), &x[b]);
+        }
+    }
+    if let [x] = x_end {
+        prefetch(ahead, R * size_of::<B>());
+        if R == 2 && ends[0].len() <= size_of::<B>() / 2 {
+            add_two_ends::<B>(&mut totals, [ends[0], ends[R - 1]], twice);
         } else {
-            for b in 0..n {
-                ahead = prefetch(ahead, R * size_of::<B>());
-                multiply::<B, R>(&mut totals, &unpacked(&w, b), &x[k]);
-                k += 1;
-            }
+            multiply::<B, R>(&mut totals, &unpacked_ends::<B, R>(&ends), x);
         }
     }
     let mut y = [0.0; R];
-    for r in 0..R {
-        y[r] = _mm512_reduce_add_ps(totals[r]);
+    if R == 2 {
+        [y[0], y[R - 1]] = two_sums(totals[0], totals[R - 1]);
+    } else {
+        for r in 0..R {
+            y[r] = _mm512_reduce_add_ps(totals[r]);
+        }
     }
     y
 }
 
-/// Splits `w` into the whole blocks of `R` rows, and those that zeros complete, at most one of
-/// each. `padding` begins as zeros, and then all its rows have one length.
+/// The sums of the lanes of two registers, added in the order of `_mm512_reduce_add_ps`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn two_sums(a: __m512, b: __m512) -> [f32; 2] {
+    let x = _mm512_add_ps(
+        _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+        _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+    );
+    let x = _mm512_add_ps(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x));
+    let x = _mm512_add_ps(x, _mm512_permute_ps::<0b01_00_11_10>(x));
+    let x = _mm512_add_ps(x, _mm512_permute_ps::<0b10_11_00_01>(x));
+    let second = _mm512_extractf32x4_ps::<2>(x);
+    [_mm512_cvtss_f32(x), _mm_cvtss_f32(second)]
+}
+
+/// Adds the products of the ends of two rows, each at most half as long as 256 weights, which are
+/// multiplied together: one in the low halves of registers, the other in the high ones. To the
+/// other lanes of its row each would add zeros.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn add_two_ends<B: UnpackPlanes>(totals: &mut [__m512], ends: [&[u8]; 2], twice: &BlockP16) {
+    let [first, second] = totals else {
+        unreachable!("two rows")
+    };
+    let mut both = [_mm512_shuffle_f32x4::<0b01_00_01_00>(*first, *second)];
+    // SAFETY: this function has the features.
+    let weights = unsafe { B::unpack_ends(ends) };
+    multiply::<B, 1>(&mut both, &[weights], twice);
+    *first = _mm512_shuffle_f32x4::<0b11_10_01_00>(both[0], *first);
+    *second = _mm512_shuffle_f32x4::<0b11_10_11_10>(both[0], *second);
+}
+
+/// The first 128 activations, and again.
+#[target_feature(enable = "avx512f")]
+fn first_half_twice(x: &BlockP16) -> BlockP16 {
+    let mut twice = *x;
+    for line in bytemuck::cast_mut::<_, [[u8; 64]; 11]>(&mut twice) {
+        let low = load_64(line);
+        store_64(line, _mm512_shuffle_i64x2::<0b01_00_01_00>(low, low));
+    }
+    twice
+}
+
+/// Splits `w` into the whole 256 weights of `R` rows, and their ends.
 #[inline(always)]
-fn rows_of<'a, B: UnpackPlanes, const R: usize>(
-    w: &'a [u8],
-    padding: &'a mut [B; R],
-) -> [[&'a [B]; R]; 2] {
+fn rows_of<B: UnpackPlanes, const R: usize>(w: &[u8]) -> ([&[B]; R], [&[u8]; R]) {
     let bytes = w.len() / R;
-    let (n, rest) = (bytes / size_of::<B>(), bytes % size_of::<B>());
-    let whole = bytes - rest;
-    if rest > 0 {
-        for r in 0..R {
-            bytemuck::bytes_of_mut(&mut padding[r])[..rest]
-                .copy_from_slice(&w[r * bytes + whole..][..rest]);
-        }
-    }
+    let n = bytes / size_of::<B>();
+    let whole = n * size_of::<B>();
     // `from_fn` would leave its closure a call, as it is not compiled for this level.
-    let mut parts: [[&[B]; R]; 2] = [[&[]; R]; 2];
+    let (mut blocks, mut ends): ([&[B]; R], [&[u8]; R]) = ([&[]; R], [&[]; R]);
     for r in 0..R {
-        parts[0][r] = &bytemuck::cast_slice(&w[r * bytes..][..whole])[..n];
-        parts[1][r] = &padding[r..][..usize::from(rest > 0)];
+        let row = &w[r * bytes..][..bytes];
+        blocks[r] = &bytemuck::cast_slice(&row[..whole])[..n];
+        ends[r] = &row[whole..];
     }
-    parts
+    (blocks, ends)
+}
+
+/// Unpacks the ends of rows, each with less than 256 weights.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn unpacked_ends<B: UnpackPlanes, const R: usize>(ends: &[&[u8]; R]) -> [Unpacked; R] {
+    let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+    let mut weights = [Unpacked {
+        w: [zero; 4],
+        scale: none,
+        offset: none,
+    }; R];
+    for r in 0..R {
+        let (first, second) = ends[r].split_at(ends[r].len().min(size_of::<B>() / 2));
+        // SAFETY: this function has the features.
+        weights[r] = unsafe { B::unpack_ends([first, second]) };
+    }
+    weights
 }
 
 /// Unpacks block `b` of each row.

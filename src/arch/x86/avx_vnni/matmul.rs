@@ -39,7 +39,7 @@ impl Form for Planes {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: &[B; N]) -> [Half; 2] {
+    unsafe fn unpack<B: UnpackDot<N>, const N: usize>(blocks: [&B; N]) -> [Half; 2] {
         // SAFETY: this function has the features.
         let weights = unsafe { B::unpack_planes(blocks) };
         let ([a, b], [c, d], [e, f]) = (weights.w, weights.scale, weights.offset);

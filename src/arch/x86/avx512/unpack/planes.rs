@@ -56,6 +56,22 @@ pub(in crate::arch) trait UnpackPlanes: Pod {
     /// # Safety
     /// The CPU must have this level's features.
     unsafe fn unpack(&self) -> Unpacked;
+
+    /// The ends of two rows, or both parts of one, each of at most 128 weights, with zeros behind
+    /// them.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    unsafe fn unpack_ends([first, second]: [&[u8]; 2]) -> Unpacked {
+        let mut weights = Self::zeroed();
+        let bytes = bytemuck::bytes_of_mut(&mut weights);
+        bytes[..first.len()].copy_from_slice(first);
+        bytes[size_of::<Self>() / 2..][..second.len()].copy_from_slice(second);
+        // SAFETY: this function has the features.
+        unsafe { weights.unpack() }
+    }
 }
 
 /// The zero point of the bytes in each lane, negated.
@@ -246,10 +262,16 @@ pub(in crate::arch) const fn bits_of_bytes(r: usize) -> [i32; 16] {
 pub(in crate::arch) fn registers_of_bits(bits: __m512i) -> [__mmask64; 4] {
     // Of each 16 bits the first eight, or the others, in all bytes of their lane.
     let byte = |i: i32| _mm512_set4_epi32(0x0C0C_0C0C + i, 0x0808_0808 + i, 0x0404_0404 + i, i);
-    let (first, second) = (
+    registers_of_bytes([
         _mm512_shuffle_epi8(bits, byte(0)),
         _mm512_shuffle_epi8(bits, byte(0x0101_0101)),
-    );
+    ])
+}
+
+/// As [`registers_of_bits`]; each lane's first eight bits, and its second, are in all its bytes.
+#[inline]
+#[target_feature(enable = "avx512bw")]
+pub(in crate::arch) fn registers_of_bytes([first, second]: [__m512i; 2]) -> [__mmask64; 4] {
     let (even, odd) = (
         load_i32(const { &bits_of_bytes(0) }),
         load_i32(const { &bits_of_bytes(1) }),
