@@ -45,7 +45,9 @@ class Connection {
         const worker = await startWorker(
             (message) => this.#receive(message),
             (reason) => this.stop(new RuvllmError("EngineError", `the worker stopped: ${reason}`)),
-        );
+        ).catch((error) => {
+            throw new RuvllmError("EngineError", `the worker cannot be started: ${error.message}`);
+        });
         if (this.#end) worker.stop();
         else this.#worker = worker;
         await ready;
