@@ -1,7 +1,7 @@
 // node --test package.mjs, in a project that has the package: what a user of it may rely on. RUVLLM_ROOT is the repository.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { open, readFile, rm } from "node:fs/promises";
+import { open, readFile, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -350,7 +350,7 @@ test("freed sessions leave nothing", async () => {
 test("memory that cannot grow", async () => {
     const script = `
         import { Model } from "ruvllm";
-        const [path, prompt] = process.argv.slice(1);
+        const [path, prompt] = process.argv.slice(2);
         const told = async (work) => {
             try {
                 return await work();
@@ -371,10 +371,13 @@ test("memory that cannot grow", async () => {
         console.log(JSON.stringify(steps));
         model.close?.();
     `;
+    // A file, since what says that a text is a module is refused by workers; here, where the package is found.
+    const program = new URL("./memory.mjs", import.meta.url).pathname;
+    await writeFile(program, script);
     const run = promisify(execFile);
     const reached = new Set();
-    for (const pages of [40, 100, 150, 170, 180, 190, 200, 220, 240, 260, 300, 400, 1000]) {
-        const args = [`--wasm-max-mem-pages=${pages}`, "--input-type=module", "-e", script, path, prompt];
+    for (const pages of [40, 150, 300]) {
+        const args = [`--wasm-max-mem-pages=${pages}`, program, path, prompt];
         const { stdout } = await run(process.execPath, args, { timeout: 60_000 });
         const steps = JSON.parse(stdout);
         for (const step of steps) {
@@ -383,7 +386,7 @@ test("memory that cannot grow", async () => {
             assert(step.name === "RuvllmError" && codes.includes(step.code), `${pages} pages: ${JSON.stringify(step)}`);
             reached.add(step.code);
         }
-        if (pages === 1000) assert.deepEqual(steps, ["opened", expected, expected]);
+        if (pages === 300) assert.deepEqual(steps, ["opened", expected, expected]);
         console.log(`${pages} pages: ${steps.map((step) => step.code ?? step.slice(0, 6)).join(", ")}`);
     }
     assert(reached.has("MemoryError"), [...reached].join());
