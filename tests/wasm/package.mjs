@@ -1,10 +1,12 @@
 // node --test package.mjs, in a project that has the package: what a user of it may rely on. RUVLLM_ROOT is the repository.
 import assert from "node:assert/strict";
-import { open, readFile, rm } from "node:fs/promises";
+import { execFile } from "node:child_process";
+import { open, readFile, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
+import { promisify } from "node:util";
 import { Model, RuvllmError } from "ruvllm";
 
 const root = process.env.RUVLLM_ROOT;
@@ -68,38 +70,98 @@ test("what is wrong with a file is told", async () => {
     await rm(large);
 });
 
-test("downloads: continued, cut, refused", async () => {
-    const bytes = await readFile(path);
-    let cuts = 2;
+/** Serves the bytes at addresses that break off after a million, and say of the rest what `answers` has for them. */
+async function withServer(bytes, answers, work) {
+    const opened = [];
     const server = createServer((request, response) => {
+        opened.push(request);
+        const name = request.url.slice(1);
+        if (name === "hangs") return;
+        if (!(name in answers)) return response.writeHead(404).end();
         const from = Number(/bytes=(\d+)-/.exec(request.headers.range ?? "")?.[1] ?? 0);
-        if (request.url === "/missing") return response.writeHead(404).end();
-        const ranges = request.url === "/ranges";
-        const start = ranges ? from : 0;
-        response.writeHead(ranges && from > 0 ? 206 : 200, { "content-length": bytes.length - start, etag: '"1"' });
-        if (request.url === "/whole" || (ranges && cuts-- <= 0)) return response.end(bytes.subarray(start));
-        response.write(bytes.subarray(start, start + 1_000_000), () => response.destroy());
+        const { status = 206, start = from, range, cuts = 1, ...headers } = from > 0 ? answers[name](from, request.headers) : {};
+        const first = status === 206 ? start : 0;
+        response.writeHead(from > 0 ? status : 200, {
+            "content-length": bytes.length - first,
+            etag: '"1"',
+            ...(range && { "content-range": range }),
+            ...headers,
+        });
+        if (name === "whole" || (from > 0 && from >= cuts * 1_000_000)) return response.end(bytes.subarray(first));
+        response.write(bytes.subarray(first, first + 1_000_000), () => response.destroy());
     }).listen(0);
-    const at = (name) => `http://127.0.0.1:${server.address().port}/${name}`;
     try {
-        const seen = [];
-        const whole = await Model.open(at("whole"), { onProgress: (p) => seen.push(p) });
-        assert.deepEqual(seen.at(-1), { loaded: bytes.length, total: bytes.length });
-        whole.close();
-        (await Model.open(at("ranges"))).close();
-        assert.equal(cuts, -1);
-        await assert.rejects(Model.open(at("cut")), fails("FileError", /broke off/));
-        await assert.rejects(Model.open(at("missing")), fails("FileError", /404/));
-        const signal = AbortSignal.abort(new Error("enough"));
-        await assert.rejects(Model.open(at("whole"), { signal }), /enough/);
-        const onProgress = () => {
-            throw new Error("mine");
-        };
-        await assert.rejects(Model.open(at("whole"), { onProgress }), /mine/);
+        await work((name) => `http://127.0.0.1:${server.address().port}/${name}`, opened);
     } finally {
         server.close();
         server.closeAllConnections();
     }
+}
+
+test("downloads: continued where it is the same file, cut, refused", async () => {
+    const bytes = await readFile(path);
+    const range = (from, total = bytes.length) => `bytes ${from}-${total - 1}/${total}`;
+    const answers = {
+        whole: () => ({}),
+        ranges: (from) => ({ range: range(from), cuts: 3 }),
+        // What a page may see of another origin's answer.
+        hidden: () => ({}),
+        unknown: (from) => ({ range: `bytes ${from}-${bytes.length - 1}/*` }),
+        cut: () => ({ status: 200 }),
+        elsewhere: (from) => ({ range: range(from - 1), start: from - 1 }),
+        grown: (from) => ({ range: range(from, bytes.length + 1) }),
+        tagged: (from) => ({ range: range(from), etag: '"2"' }),
+        changed: (_, asked) => ({ status: asked["if-range"] === '"1"' ? 200 : 206, etag: '"2"' }),
+    };
+    await withServer(bytes, answers, async (at) => {
+        const seen = [];
+        const whole = await Model.open(at("whole"), { onProgress: (p) => seen.push(p) });
+        assert.deepEqual(seen.at(-1), { loaded: bytes.length, total: bytes.length });
+        whole.close();
+        for (const name of ["ranges", "hidden", "unknown"]) {
+            const other = await Model.open(at(name));
+            assert.equal(await text((await other.session()).generate(prompt, greedy)), expected);
+            other.close();
+        }
+        for (const name of ["cut", "elsewhere"]) {
+            await assert.rejects(Model.open(at(name)), fails("FileError", /broke off after 1000000.*does not continue/));
+        }
+        for (const name of ["grown", "tagged", "changed"]) {
+            await assert.rejects(Model.open(at(name)), fails("FileError", /broke off after 1000000.*another file/));
+        }
+        await assert.rejects(Model.open(at("missing")), fails("FileError", /404/));
+        const onProgress = () => {
+            throw new Error("mine");
+        };
+        await assert.rejects(Model.open(at("whole"), { onProgress }), /mine/);
+        await assert.rejects(Model.open(tmpdir()), fails("FileError", /cannot be read/));
+    });
+});
+
+test("a signal ends the loading at every moment", async () => {
+    const open = (source, signal) => Model.open(source, { signal });
+    await assert.rejects(open(path, AbortSignal.abort(new Error("enough"))), /enough/);
+    await withServer(new Uint8Array(), {}, async (at, opened) => {
+        const stop = new AbortController();
+        const pending = open(at("hangs"), stop.signal);
+        while (opened.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+        stop.abort();
+        await assert.rejects(pending, { name: "AbortError" });
+    });
+    // While the worker starts, the module is loaded, the file is read, the model is made: all that takes 100 ms.
+    for (let aborted = true, moment = 0; aborted; moment++) {
+        const stop = new AbortController();
+        const pending = open(path, stop.signal);
+        for (let i = 0; i < moment % 8; i++) await null;
+        if (moment > 7) await new Promise((resolve) => setTimeout(resolve, 4 * (moment - 8)));
+        stop.abort(new Error(`moment ${moment}`));
+        const end = await pending.then((other) => (other.close(), "opened"), (error) => error.message);
+        aborted = end === `moment ${moment}`;
+        assert(aborted || end === "opened", end);
+        assert(aborted || moment > 8, "a model was opened at once");
+    }
+    const mine = await model.session();
+    assert.equal(await text(mine.generate(prompt, greedy)), expected);
 });
 
 test("a signal at every token, a break, and what comes after", async () => {
@@ -283,6 +345,51 @@ test("freed sessions leave nothing", async () => {
     const n = process.env.RUVLLM_LONG ? 10_000 : 200;
     for (let i = 0; i < n; i++) await use();
     assert.equal(await model.memory(), before);
+});
+
+test("memory that cannot grow", async () => {
+    const script = `
+        import { Model } from "ruvllm";
+        const [path, prompt] = process.argv.slice(2);
+        const told = async (work) => {
+            try {
+                return await work();
+            } catch (error) {
+                return { name: error.name, code: error.code, message: error.message };
+            }
+        };
+        const answers = async (model, n_ctx) => {
+            const session = await model.session({ n_ctx });
+            let text = "";
+            for await (const piece of session.generate(prompt, { temperature: 0, max_tokens: 32 })) text += piece;
+            await session.free();
+            return text;
+        };
+        const model = await told(() => Model.open(path));
+        const steps = [model.code ? model : "opened"];
+        if (!model.code) for (let i = 0; i < 2; i++) steps.push(await told(() => answers(model, 256)));
+        console.log(JSON.stringify(steps));
+        model.close?.();
+    `;
+    // A file, since what says that a text is a module is refused by workers; here, where the package is found.
+    const program = new URL("./memory.mjs", import.meta.url).pathname;
+    await writeFile(program, script);
+    const run = promisify(execFile);
+    const reached = new Set();
+    for (const pages of [40, 150, 300]) {
+        const args = [`--wasm-max-mem-pages=${pages}`, program, path, prompt];
+        const { stdout } = await run(process.execPath, args, { timeout: 60_000 });
+        const steps = JSON.parse(stdout);
+        for (const step of steps) {
+            if (typeof step === "string") continue;
+            const codes = ["MemoryError", "ModelError", "SessionError", "EngineError"];
+            assert(step.name === "RuvllmError" && codes.includes(step.code), `${pages} pages: ${JSON.stringify(step)}`);
+            reached.add(step.code);
+        }
+        if (pages === 300) assert.deepEqual(steps, ["opened", expected, expected]);
+        console.log(`${pages} pages: ${steps.map((step) => step.code ?? step.slice(0, 6)).join(", ")}`);
+    }
+    assert(reached.has("MemoryError"), [...reached].join());
 });
 
 test("a closed model, and one that stops, harm no other", async () => {

@@ -4,7 +4,7 @@
 export type ErrorCode =
     /** An option that does not exist, or has no such value. */
     | "OptionsError"
-    /** The file cannot be read, or ended early. */
+    /** The file cannot be read, ended early, or is another one by the time that a download goes on. */
     | "FileError"
     /** The file is no model, or none that this build can run. */
     | "ModelError"
@@ -29,7 +29,7 @@ export class RuvllmError extends Error {
 }
 
 export interface OpenOptions {
-    /** Ends the loading. */
+    /** Ends the loading, at any moment. */
     signal?: AbortSignal;
     /** Told after each part; `total` is null if the server does not say. What it throws ends the loading. */
     onProgress?: (progress: { loaded: number; total: number | null }) => void;
@@ -156,7 +156,7 @@ export class Model {
     private constructor();
     /**
      * Opens a GGUF file: an address (in Node also a path), a `File` or `Blob`, or its bytes. It is read in parts; a
-     * download that breaks off is continued where the server can. At most 2 GiB.
+     * download that breaks off is continued where the server can, with the same file only. At most 2 GiB.
      */
     static open(source: string | URL | Blob | Uint8Array | ArrayBuffer, options?: OpenOptions): Promise<Model>;
     readonly info: ModelInfo;

@@ -34,17 +34,24 @@ class Connection {
     #worker;
     #calls = new Map();
     #nextId = 1;
+    /** Why it ended. */
     #end = null;
 
+    /** Starts the worker; `stop` ends that, too, at any moment. */
     async start() {
         const ready = new Promise((resolve, reject) => this.#calls.set(0, { resolve, reject }));
-        this.#worker = await startWorker(
+        // Told below, once the worker is there.
+        ready.catch(() => {});
+        const worker = await startWorker(
             (message) => this.#receive(message),
             (reason) => this.stop(new RuvllmError("EngineError", `the worker stopped: ${reason}`)),
-        );
+        ).catch((error) => {
+            throw new RuvllmError("EngineError", `the worker cannot be started: ${error.message}`);
+        });
+        if (this.#end) worker.stop();
+        else this.#worker = worker;
         await ready;
         this.#worker.release();
-        return this;
     }
 
     #receive(message) {
@@ -52,51 +59,44 @@ class Connection {
         const call = this.#calls.get(id);
         if (!call) return;
         if (message.progress) {
-            // An exception in the caller's function is the caller's: it ends the call.
+            // An exception in the caller's function is the caller's: it ends the loading.
             try {
                 call.onProgress?.(message.progress);
             } catch (error) {
-                call.failure ??= error;
-                this.abort(id);
+                this.stop(error);
             }
             return;
         }
         this.#calls.delete(id);
         if (this.#calls.size === 0) this.#worker?.release();
-        if (call.failure !== undefined) call.reject(call.failure);
-        else if (message.error) {
+        if (message.error) {
             const error = new RuvllmError(message.error.name, message.error.message);
             call.reject(error);
             if (message.error.fatal) this.stop(error);
         } else call.resolve(message.value);
     }
 
-    /** Asks the worker; `onProgress` is told how far it is, and `id` gets the call's number. */
-    call(method, args, { onProgress, id = () => {} } = {}) {
-        if (this.#end) return Promise.reject(this.#end);
+    /** Asks the worker; `onProgress` is told how far it is. */
+    call(method, args, onProgress) {
+        if (this.#end) return Promise.reject(this.#end.reason);
         return new Promise((resolve, reject) => {
-            const number = this.#nextId++;
-            id(number);
-            this.#calls.set(number, { resolve, reject, onProgress });
+            const id = this.#nextId++;
+            this.#calls.set(id, { resolve, reject, onProgress });
             this.#worker.keep();
             try {
-                this.#worker.post({ id: number, method, args });
+                this.#worker.post({ id, method, args });
             } catch (error) {
-                this.#calls.delete(number);
+                this.#calls.delete(id);
                 if (this.#calls.size === 0) this.#worker.release();
                 reject(new RuvllmError("OptionsError", `an argument cannot be sent to the worker: ${error.message}`));
             }
         });
     }
 
-    abort(id) {
-        if (!this.#end) this.#worker.post({ id: 0, method: "abort", args: [id] });
-    }
-
     /** Ends the worker, which gives its memory back; calls under way fail. */
     stop(reason) {
         if (this.#end) return;
-        this.#end = reason;
+        this.#end = { reason };
         this.#worker?.stop();
         for (const { reject } of this.#calls.values()) reject(reason);
         this.#calls.clear();
@@ -130,19 +130,18 @@ export class Model {
         if (!(typeof source === "string" || source instanceof Uint8Array || source instanceof Blob)) {
             throw new RuvllmError("OptionsError", "a model comes from an address, a File, a Blob or a Uint8Array");
         }
-        const connection = await new Connection().start();
-        let call;
-        const abort = () => connection.abort(call);
-        const opened = connection.call("open", [source, options], { onProgress, id: (id) => (call = id) });
+        // The worker is this model's alone: ending it ends whatever it is at, the loading of the module as well.
+        const connection = new Connection();
+        const abort = () => connection.stop(signal.reason);
         signal?.addEventListener("abort", abort);
-        if (signal?.aborted) abort();
         try {
-            const info = await opened;
+            await connection.start();
+            const info = await connection.call("open", [source, options], onProgress);
             signal?.throwIfAborted();
             return new Model(connection, info);
         } catch (error) {
             connection.stop(closed("model"));
-            throw signal?.aborted ? signal.reason : error;
+            throw error;
         } finally {
             signal?.removeEventListener("abort", abort);
         }

@@ -14,7 +14,6 @@ let memory;
 let model;
 let broken;
 const sessions = new Map();
-const aborted = new Map();
 let nextSession = 1;
 
 function sessionOf(number) {
@@ -25,16 +24,13 @@ function sessionOf(number) {
 
 /** Reads a file into the module's memory. */
 async function read(source, id) {
-    const controller = new AbortController();
-    aborted.set(id, controller);
     let bytes;
     try {
-        const { name, size, parts } = await openSource(source, controller.signal);
+        const { name, size, parts } = await openSource(source);
         const held = [];
         if (size !== undefined) bytes = new engine.FileBytes(name, size);
         let loaded = 0;
         for await (const part of parts) {
-            controller.signal.throwIfAborted();
             if (bytes) bytes.append(part);
             else held.push(part);
             loaded += part.length;
@@ -53,14 +49,16 @@ async function read(source, id) {
     } catch (error) {
         bytes?.free();
         throw error;
-    } finally {
-        aborted.delete(id);
     }
 }
 
 const methods = {
     async open(source, options, id) {
-        ({ memory } = await init({ module_or_path: await moduleBytes() }));
+        try {
+            ({ memory } = await init({ module_or_path: await moduleBytes() }));
+        } catch (error) {
+            throw Object.assign(new Error(`the module cannot be loaded: ${error.message}`), { name: "EngineError" });
+        }
         const bytes = await read(source, id);
         model = engine.Model.open(bytes, JSON.stringify(options));
         return JSON.parse(model.info());
@@ -123,10 +121,6 @@ async function answer({ id, method, args }) {
 
 let queue = Promise.resolve();
 const post = await connect((message) => {
-    if (message.method === "abort") {
-        aborted.get(message.args[0])?.abort();
-        return;
-    }
     queue = queue.then(async () => post(await answer(message)));
 });
 post({ ready: true });
