@@ -5,6 +5,7 @@ use crate::learn::control_window::Rein;
 use crate::learn::inner_layers::{Layers, WINDOW};
 use crate::learn::slices::Slices;
 use crate::learn::topics::{Counts, Trained};
+use crate::learn::windows::{bos_of, from};
 use crate::learn::{Evidence, LearnError, Learner};
 use ruvllm::Session;
 use ruvllm::SessionError;
@@ -105,24 +106,30 @@ impl Reader<'_, '_> {
 }
 
 /// A text with as much context as there is room for, and the first of its tokens that is to be
-/// predicted.
-fn pieces<'t>(lessons: &'t Lessons<'t>, n_ctx: usize) -> impl Iterator<Item = (&'t [u32], usize)> {
-    let window = WINDOW.min(n_ctx);
-    let pieces = lessons.iter().flat_map(move |(tokens, lesson)| {
-        lesson.clone().step_by(window).map(move |start| {
-            let begin = start.saturating_sub(n_ctx - window);
-            (
-                &tokens[begin..(start + window).min(lesson.end)],
-                (start - begin).max(1),
-            )
-        })
-    });
-    pieces.filter(|(text, first)| text.len() > *first)
+/// predicted. It begins as the whole text does, if that is the model's token for it.
+fn pieces(session: &Session, lessons: &Lessons<'_>) -> Vec<(Vec<u32>, usize)> {
+    let n_ctx = session.sequence().n_ctx();
+    let mut pieces = Vec::new();
+    for (tokens, lesson) in lessons {
+        let bos = bos_of(session.model(), tokens);
+        let window = WINDOW.min(n_ctx - usize::from(bos.is_some()));
+        for start in lesson.clone().step_by(window) {
+            let room = n_ctx - window - usize::from(bos.is_some());
+            let (mut text, begin) = from(session, tokens, start, room);
+            let first = (text.len() + start - begin).max(1);
+            text.extend_from_slice(&tokens[begin..(start + window).min(lesson.end)]);
+            if text.len() > first {
+                pieces.push((text, first));
+            }
+        }
+    }
+    pieces
 }
 
 /// A window of control text.
-struct Window<'t> {
-    tokens: &'t [u32],
+struct Window {
+    /// They begin as all of the text does, if that is the model's token for it.
+    tokens: Vec<u32>,
     /// What the model alone predicts in each slice of it; as long as it is not known, nothing.
     references: Vec<Reference>,
 }
@@ -177,7 +184,7 @@ impl Training<'_, '_> {
 
     /// Makes sure that it is known what the model alone predicts in a window, unless the slices give
     /// up.
-    fn refer(&mut self, window: &mut Window<'_>, scale: f32) -> Result<(), LearnError> {
+    fn refer(&mut self, window: &mut Window, scale: f32) -> Result<(), LearnError> {
         if !window.references.is_empty() {
             return Ok(());
         }
@@ -186,7 +193,7 @@ impl Training<'_, '_> {
         self.reader.session.adapters().set_scale(self.id, 0.0)?;
         let read = self
             .reader
-            .passes(window.tokens, SLICE, |session, _, _, part| {
+            .passes(&window.tokens, SLICE, |session, _, _, part| {
                 references.push(session.training().reference(part)?);
                 Ok(())
             });
@@ -203,7 +210,7 @@ impl Training<'_, '_> {
     /// it is `rehearsed`.
     fn divergence_on(
         &mut self,
-        window: &Window<'_>,
+        window: &Window,
         weight: f32,
         rehearsed: bool,
     ) -> Result<f64, LearnError> {
@@ -216,7 +223,7 @@ impl Training<'_, '_> {
         } = self;
         let gradients = if rehearsed { gradients } else { none };
         let mut sum = 0.0;
-        reader.passes(window.tokens, SLICE, |session, slices, start, part| {
+        reader.passes(&window.tokens, SLICE, |session, slices, start, part| {
             let mut between = || {
                 slices.tick();
             };
@@ -236,11 +243,7 @@ impl Training<'_, '_> {
 
     /// Adds the gradient of the divergence from the model on a window, and adapts its weight and the
     /// pace; returns the factor on the adapter that keeps the bound.
-    fn rehearse(
-        &mut self,
-        window: &mut Window<'_>,
-        max_divergence: f64,
-    ) -> Result<f32, LearnError> {
+    fn rehearse(&mut self, window: &mut Window, max_divergence: f64) -> Result<f32, LearnError> {
         self.refer(window, 1.0)?;
         if !self.reader.slices.goes_on() {
             return Ok(1.0);
@@ -253,9 +256,9 @@ impl Training<'_, '_> {
     }
 
     /// Mean divergence from the model over windows, with the adapter at `scale`.
-    fn divergence<'w, 't: 'w>(
+    fn divergence<'w>(
         &mut self,
-        windows: impl Iterator<Item = &'w mut Window<'t>>,
+        windows: impl Iterator<Item = &'w mut Window>,
         scale: f32,
     ) -> Result<f64, LearnError> {
         let (mut sum, mut n) = (0.0, 0);
@@ -275,17 +278,16 @@ impl Training<'_, '_> {
     fn learn(
         &mut self,
         lessons: &Lessons<'_>,
-        rehearsed: &mut [Window<'_>],
+        rehearsed: &mut [Window],
         turn: u64,
         bound: f64,
     ) -> Result<(), LearnError> {
-        let (arch, n_ctx) = (
-            self.reader.session.model().arch(),
-            self.reader.session.sequence().n_ctx(),
-        );
+        let arch = self.reader.session.model().arch();
         let mut descent = Sgd::new(self.reader.session.model().site_norms());
         let rate = descent.rate;
-        for (i, (text, first)) in pieces(lessons, n_ctx).enumerate() {
+        let texts = pieces(self.reader.session, lessons);
+        for (i, (text, first)) in texts.iter().enumerate() {
+            let first = *first;
             self.gradients.clear();
             let weight = 1.0 / (text.len() - first) as f32;
             let objective =
@@ -314,7 +316,7 @@ impl Training<'_, '_> {
     }
 
     /// Reduces the strength until the divergence on control text is within the bound; returns it.
-    fn limit(&mut self, measured: &mut [Window<'_>], bound: f64) -> Result<f64, LearnError> {
+    fn limit(&mut self, measured: &mut [Window], bound: f64) -> Result<f64, LearnError> {
         // A few windows tell about how strong it may be, all of them whether it is.
         let (mut scale, mut steps) = (1.0, [4, 1].into_iter());
         let mut step = steps.next();
@@ -345,18 +347,18 @@ impl Training<'_, '_> {
 }
 
 /// The windows of control text that are measured on, or those that are rehearsed.
-fn windows(control: &[u32], n_ctx: usize, measured: bool) -> Vec<Window<'_>> {
-    let windows = control
-        .chunks(WINDOW.min(n_ctx))
-        .filter(|window| window.len() > 1)
-        .enumerate();
-    windows
-        .filter(move |(i, _)| (i % MEASURED == MEASURED - 1) == measured)
-        .map(|(_, tokens)| Window {
-            tokens,
+fn windows(session: &Session, control: &[u32], measured: bool) -> Vec<Window> {
+    let bos = bos_of(session.model(), control);
+    let control = &control[usize::from(bos.is_some())..];
+    let n = WINDOW.min(session.sequence().n_ctx()) - usize::from(bos.is_some());
+    let pieces = control.chunks(n.max(1)).enumerate();
+    let windows = pieces
+        .filter(|(i, _)| (i % MEASURED == MEASURED - 1) == measured)
+        .map(|(_, piece)| Window {
+            tokens: bos.into_iter().chain(piece.iter().copied()).collect(),
             references: Vec::new(),
-        })
-        .collect()
+        });
+    windows.filter(|window| window.tokens.len() > 1).collect()
 }
 
 impl Learner {
@@ -467,9 +469,8 @@ impl Learner {
             &self.layers.control,
             PART.powi(2) * self.options.max_divergence,
         );
-        let n_ctx = training.reader.session.sequence().n_ctx();
         let [mut rehearsed, mut measured] =
-            [false, true].map(|measured| windows(control, n_ctx, measured));
+            [false, true].map(|measured| windows(training.reader.session, control, measured));
         let learnt = training.learn(lessons, &mut rehearsed, self.n_updates(), bound);
         let outcome = learnt.and_then(|()| training.limit(&mut measured, bound));
         session.clear();
@@ -509,13 +510,12 @@ impl Learner {
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
     ) -> Result<Option<Evidence>, LearnError> {
-        let n_ctx = session.sequence().n_ctx();
         let mut evidence = Evidence::default();
         let both = [self, before].map(|learner| learner.layers.topics.trained(topic).adapter);
         if both[0].as_ref().map(Arc::as_ptr) == both[1].as_ref().map(Arc::as_ptr) {
             return Ok(Some(evidence));
         }
-        for (text, first) in pieces(lessons, n_ctx) {
+        for (text, first) in &pieces(session, lessons) {
             let mut found = [Vec::new(), Vec::new()];
             for (adapter, found) in both.iter().zip(&mut found) {
                 session.clear();
@@ -548,7 +548,7 @@ impl Learner {
                         .zip(without)
                         .map(|(x, y)| f64::from(x - y))
                         .collect();
-                    if slice * SLICE + i + 1 >= first {
+                    if slice * SLICE + i + 1 >= *first {
                         gain += gains[i] - gains.iter().sum::<f64>() / gains.len() as f64;
                     }
                 }

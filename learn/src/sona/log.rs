@@ -485,6 +485,27 @@ mod tests {
         (0..5u8).map(|i| vec![i + 1; 3 * i as usize]).collect()
     }
 
+    /// Copies under names that mean the same number are no segments, so that none is read twice.
+    #[test]
+    fn a_segment_has_one_name() {
+        let folder = folder("names");
+        let (mut log, _) = open(&folder, FREE).unwrap();
+        for record in records() {
+            log.append(1, &record).unwrap();
+        }
+        log.sync().unwrap();
+        for name in [
+            "test-1.log",
+            "test-+000001.log",
+            "test-0000001.log",
+            "test-000002.log.old",
+        ] {
+            fs::copy(folder.join("test-000001.log"), folder.join(name)).unwrap();
+        }
+        assert_eq!(open(&folder, FREE).unwrap().1, records());
+        assert_eq!(number_of("test", "test-1234567.log"), Some(1_234_567));
+    }
+
     /// A file that ends anywhere holds the records that were whole, and can be continued.
     #[test]
     fn cut_off_anywhere_the_rest_is_whole() {
