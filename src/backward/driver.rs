@@ -43,19 +43,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that the gradient of an adapter takes with all tokens of a text of `m` at position `pos`
 /// as targets: buffers of the backward pass, and rows that the forward pass keeps for it. `rank` is
-/// that of all adapters together.
+/// that of all adapters together; `pairs` tells of divergences, whose rows of logits come in pairs.
 pub(crate) fn gradient_bytes(
     (model, n_threads): (&Model, usize),
     adapter: &Adapter,
     rank: usize,
     (m, pos): (usize, usize),
+    pairs: bool,
 ) -> [u64; 2] {
     let h = model.hparams();
     let rows = RowCounts {
         m,
         longest: m,
         n_outputs: m,
-        pairs: false,
+        pairs,
     };
     let buffers = counted(|frame| {
         Buffers::take(frame, model, rows, pos);

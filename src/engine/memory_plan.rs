@@ -79,6 +79,9 @@ pub struct PlanOptions {
     /// Tokens of a text for which a session computes gradients of the last of them; 0, the
     /// default: none. The text is at the end of a full context.
     pub n_gradient: usize,
+    /// Whether they are those of a divergence, too, as where control text is replayed: its logits
+    /// have those of a reference beside them. Default no.
+    pub has_divergence: bool,
     /// What the prefix cache may hold if [`SessionOptions::prefix`] stores sequences, see
     /// [`EngineOptions::prefix_budget`](crate::engine::EngineOptions). Default 1 GiB.
     pub prefix_budget: u64,
@@ -101,6 +104,7 @@ impl From<SessionOptions> for PlanOptions {
             n_layered: 0,
             adapters: Vec::new(),
             n_gradient: 0,
+            has_divergence: false,
             prefix_budget: DEFAULT_PREFIX_BUDGET,
         }
     }
@@ -248,10 +252,15 @@ impl Model {
                 .map(|adapter| adapter.max_rank())
                 .sum();
             let (n, threads) = (options.n_gradient.min(plan.n_ctx), n_threads(options));
-            let [buffers, rows] =
-                gradient_bytes((self, threads), adapter, rank, (n, plan.n_ctx - n));
-            plan.buffers = plan.buffers.max(buffers);
-            plan.gradients = rows.saturating_add(adapter.bytes());
+            let at = (n, plan.n_ctx - n);
+            for pairs in [false, true] {
+                if pairs && !options.has_divergence {
+                    continue;
+                }
+                let [buffers, rows] = gradient_bytes((self, threads), adapter, rank, at, pairs);
+                plan.buffers = plan.buffers.max(buffers);
+                plan.gradients = rows.saturating_add(adapter.bytes());
+            }
         }
         let copied = match self.placement() {
             WeightPlacement::Mapped => 0,

@@ -175,6 +175,7 @@ impl SessionTraining<'_> {
         reference: &Reference,
         weight: f32,
         gradients: &mut Gradients,
+        between: Option<&mut dyn FnMut()>,
     ) -> Result<f64, GradientError> {
         let n = tokens.len() * self.0.model().hparams().n_embd;
         assert_eq!(reference.rows.len(), n, "a reference of the same tokens");
@@ -182,7 +183,7 @@ impl SessionTraining<'_> {
             reference: &reference.rows,
             weight,
         };
-        self.differentiate(id, tokens, 0, &objective, gradients, None)
+        self.differentiate(id, tokens, 0, &objective, gradients, between)
     }
 
     fn differentiate(

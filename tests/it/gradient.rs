@@ -1556,7 +1556,7 @@ fn divergence_has_the_gradient_of_its_formula() {
         session.clear();
         let loss = session
             .training()
-            .divergence_gradient(id, &TOKENS, &reference, 2.0, &mut found)
+            .divergence_gradient(id, &TOKENS, &reference, 2.0, &mut found, None)
             .unwrap();
         assert_eq!(loss, 0.0, "{}", family.arch);
         let rounding = found.norm();
@@ -1566,7 +1566,7 @@ fn divergence_has_the_gradient_of_its_formula() {
         session.adapters().set_scale(id, 0.5).unwrap();
         let loss = session
             .training()
-            .divergence_gradient(id, &TOKENS, &reference, 2.0, &mut found)
+            .divergence_gradient(id, &TOKENS, &reference, 2.0, &mut found, None)
             .unwrap();
         session.clear();
         let rows = rows.into_inner().unwrap();
@@ -1624,7 +1624,7 @@ fn an_adapter_of_zeros_has_no_divergence() {
         let mut none = Gradients::for_terms(&adapter, |_| false);
         let divergence = session
             .training()
-            .divergence_gradient(id, &TOKENS, &reference, 1.0, &mut none)
+            .divergence_gradient(id, &TOKENS, &reference, 1.0, &mut none, None)
             .unwrap();
         assert_eq!(divergence, 0.0, "{dtype}");
     }

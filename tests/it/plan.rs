@@ -375,9 +375,21 @@ fn gradients_are_planned() {
                 &weights,
                 &mut gradients,
             );
+            let has_divergence = n_past == 0 && outcome.is_ok();
+            if has_divergence {
+                let text = &text[..120];
+                found.clear();
+                let reference = found.training().reference(text).unwrap();
+                found.clear();
+                let mut training = found.training();
+                training
+                    .divergence_gradient(id, text, &reference, 1.0, &mut gradients, None)
+                    .unwrap();
+            }
             let options = PlanOptions {
                 adapters: vec![Arc::clone(&adapter)],
                 n_gradient: n,
+                has_divergence,
                 n_threads,
                 ..session.into()
             };

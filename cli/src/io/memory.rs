@@ -214,6 +214,7 @@ fn besides(model: &Model) -> Result<Vec<Besides>, SessionError> {
     let adapters = adapter.into_iter().map(Arc::new).collect();
     let options = PlanOptions {
         n_gradient: session.n_batch,
+        has_divergence: true,
         adapters,
         ..session.clone().into()
     };

@@ -64,7 +64,7 @@ impl Rehearsal {
         let weight = strength / window.len() as f32;
         let loss = session
             .training()
-            .divergence_gradient(id, window, reference, weight, gradients)?;
+            .divergence_gradient(id, window, reference, weight, gradients, None)?;
         Ok(loss / f64::from(strength))
     }
 }

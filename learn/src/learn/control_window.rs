@@ -1,71 +1,13 @@
-//! Control text, from whose prediction by the model alone an adapter that is trained must not lead
-//! far away.
-
-use ruvllm::session::log_sum;
-
-/// What the model alone predicts in a window of control text.
-#[derive(Clone, Debug)]
-pub(crate) struct ControlWindow {
-    n_vocab: usize,
-    /// `ln p` before each of the window's tokens but the first, `(n − 1, n_vocab)`.
-    log_p: Vec<f32>,
-}
-
-impl ControlWindow {
-    /// Without a token yet.
-    pub(crate) fn new(n_vocab: usize) -> ControlWindow {
-        ControlWindow {
-            n_vocab,
-            log_p: Vec::new(),
-        }
-    }
-
-    /// Adds the model's logits before the next token.
-    pub(crate) fn push(&mut self, logits: &[f32]) {
-        let lse = log_sum(logits);
-        self.log_p.extend(logits.iter().map(|l| l - lse));
-    }
-
-    /// `ln p` before token `i + 1`.
-    fn log_p(&self, i: usize) -> &[f32] {
-        &self.log_p[i * self.n_vocab..][..self.n_vocab]
-    }
-
-    /// `KL(base ‖ adapted)` before token `i + 1`, of which `row` are the adapted logits, in nats;
-    /// uses up `row`.
-    pub(crate) fn divergence(&self, i: usize, row: &mut [f32]) -> f64 {
-        divergence(row, self.log_p(i), 1.0)
-    }
-
-    /// Objective of [`SessionTraining::gradient`](ruvllm::session::SessionTraining::gradient) from the window's
-    /// first token on: `strength` times the mean divergence.
-    pub(crate) fn objective(&self, strength: f32) -> impl Fn(usize, &mut [f32]) -> f64 + Sync + '_ {
-        let weight = strength / (self.log_p.len() / self.n_vocab) as f32;
-        move |i, logits| divergence(logits, self.log_p(i), weight)
-    }
-}
-
-/// `weight·KL(p ‖ q)` in nats, given `ln p` of every token and the logits of `q`, which it replaces
-/// by the gradient, `weight·(q − p)`.
-fn divergence(logits: &mut [f32], log_p: &[f32], weight: f32) -> f64 {
-    let lse = log_sum(logits);
-    let mut sum = 0.0;
-    for (logit, &log_p) in logits.iter_mut().zip(log_p) {
-        let (p, log_q) = (log_p.exp(), *logit - lse);
-        sum += f64::from(p * (log_p - log_q));
-        *logit = weight * (log_q.exp() - p);
-    }
-    f64::from(weight) * sum
-}
+//! What keeps an adapter that is trained near the model on control text.
 
 /// Weight of the divergence on control text in the loss of the first step.
-pub(crate) const FIRST_STRENGTH: f32 = 8.0;
+const FIRST_STRENGTH: f32 = 8.0;
 
-/// That weight in the next step, after one in which the [objective](ControlWindow::objective) was
-/// `loss`: it rises while the divergence is above its bound, and falls at the same rate while it is
+/// That weight in the next step, after one in which `strength` times the divergence was `loss`: it
+/// rises while the divergence is above its bound, and falls at the same rate while it is
 /// not. If it rose faster, it would reach values at which nothing is learnt, long before the same
 /// text comes again.
-pub(crate) fn next_strength(strength: f32, loss: f64, bound: f64) -> f32 {
+fn next_strength(strength: f32, loss: f64, bound: f64) -> f32 {
     let excess = loss / f64::from(strength) / bound.max(1e-9) - 1.0;
     (strength * (0.15 * excess.clamp(-1.0, 1.0)).exp() as f32).clamp(1.0, 1000.0)
 }
@@ -101,8 +43,14 @@ impl Rein {
     }
 
     /// After the divergence on a window was `divergence`, which is to be less than `share` of
-    /// `bound`: the factor on the adapter's products that leads back, 1 if it is within the bound.
+    /// `bound`: the factor on the adapter's products that leads back, 1 if it is within the bound, 0
+    /// if there is no number for it.
     pub(crate) fn pull(&mut self, divergence: f64, bound: f64, share: f64) -> f32 {
+        if !divergence.is_finite() {
+            self.divergence = 0.0;
+            self.shrunk(0.0);
+            return 0.0;
+        }
         let loss = divergence * f64::from(self.strength);
         self.strength = next_strength(self.strength, loss, share * bound);
         // Sums are rounded: one of next to nothing can be less than nothing.

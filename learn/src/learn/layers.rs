@@ -1,17 +1,18 @@
 //! Adapters of inner layers, one for each topic, that are learnt in the background by
 //! backpropagation, within a bound on control text.
 
-use crate::learn::control_window::{ControlWindow, FIRST_STRENGTH, next_strength};
+use crate::learn::control_window::Rein;
 use crate::learn::inner_layers::{Layers, WINDOW};
 use crate::learn::slices::Slices;
 use crate::learn::topics::{Counts, Trained};
+use crate::learn::windows::{bos_of, from};
 use crate::learn::{Evidence, LearnError, Learner};
 use ruvllm::Session;
 use ruvllm::SessionError;
 use ruvllm::engine::AdapterId;
 use ruvllm::lora::TargetModule;
 use ruvllm::lora::{Adapter, Gradients, Sgd};
-use ruvllm::session::{cross_entropy, log_sum};
+use ruvllm::session::{Reference, cross_entropy, log_sum};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -105,19 +106,32 @@ impl Reader<'_, '_> {
 }
 
 /// A text with as much context as there is room for, and the first of its tokens that is to be
-/// predicted.
-fn pieces<'t>(lessons: &'t Lessons<'t>, n_ctx: usize) -> impl Iterator<Item = (&'t [u32], usize)> {
-    let window = WINDOW.min(n_ctx);
-    let pieces = lessons.iter().flat_map(move |(tokens, lesson)| {
-        lesson.clone().step_by(window).map(move |start| {
-            let begin = start.saturating_sub(n_ctx - window);
-            (
-                &tokens[begin..(start + window).min(lesson.end)],
-                (start - begin).max(1),
-            )
-        })
-    });
-    pieces.filter(|(text, first)| text.len() > *first)
+/// predicted. It begins as the whole text does, if that is the model's token for it.
+fn pieces(session: &Session, lessons: &Lessons<'_>) -> Vec<(Vec<u32>, usize)> {
+    let n_ctx = session.sequence().n_ctx();
+    let mut pieces = Vec::new();
+    for (tokens, lesson) in lessons {
+        let bos = bos_of(session.model(), tokens);
+        let window = WINDOW.min(n_ctx - usize::from(bos.is_some()));
+        for start in lesson.clone().step_by(window) {
+            let room = n_ctx - window - usize::from(bos.is_some());
+            let (mut text, begin) = from(session, tokens, start, room);
+            let first = (text.len() + start - begin).max(1);
+            text.extend_from_slice(&tokens[begin..(start + window).min(lesson.end)]);
+            if text.len() > first {
+                pieces.push((text, first));
+            }
+        }
+    }
+    pieces
+}
+
+/// A window of control text.
+struct Window {
+    /// They begin as all of the text does, if that is the model's token for it.
+    tokens: Vec<u32>,
+    /// What the model alone predicts in each slice of it; as long as it is not known, nothing.
+    references: Vec<Reference>,
 }
 
 /// A session with the adapter that is trained.
@@ -125,8 +139,9 @@ struct Training<'a, 'p> {
     reader: Reader<'a, 'p>,
     id: AdapterId,
     gradients: Gradients,
-    /// Weight of the divergence on rehearsed text.
-    strength: f32,
+    /// Gradients of nothing.
+    none: Gradients,
+    rein: Rein,
 }
 
 impl Training<'_, '_> {
@@ -167,45 +182,95 @@ impl Training<'_, '_> {
         Ok(loss)
     }
 
-    /// What the model alone predicts in a window.
-    fn base(&mut self, tokens: &[u32], scale: f32) -> Result<ControlWindow, LearnError> {
-        let mut window = ControlWindow::new(self.reader.session.model().hparams().n_vocab);
-        self.reader.session.clear();
-        self.reader.session.adapters().set_scale(self.id, 0.0)?;
-        self.reader.read(tokens, |_, logits| window.push(logits))?;
-        self.reader.session.clear();
-        self.reader.session.adapters().set_scale(self.id, scale)?;
-        Ok(window)
-    }
-
-    /// Adds the gradient of the divergence from the model on a window, and adapts its weight.
-    fn rehearse(&mut self, tokens: &[u32], max_divergence: f64) -> Result<(), LearnError> {
-        let window = self.base(tokens, 1.0)?;
-        if !self.reader.slices.goes_on() {
+    /// Makes sure that it is known what the model alone predicts in a window, unless the slices give
+    /// up.
+    fn refer(&mut self, window: &mut Window, scale: f32) -> Result<(), LearnError> {
+        if !window.references.is_empty() {
             return Ok(());
         }
-        let objective = window.objective(self.strength);
-        let loss = self.gradient(tokens, 1, &|i, logits: &mut [f32]| objective(i - 1, logits))?;
-        self.strength = next_strength(self.strength, loss, REHEARSED * max_divergence);
+        let mut references = Vec::new();
+        self.reader.session.clear();
+        self.reader.session.adapters().set_scale(self.id, 0.0)?;
+        let read = self
+            .reader
+            .passes(&window.tokens, SLICE, |session, _, _, part| {
+                references.push(session.training().reference(part)?);
+                Ok(())
+            });
+        self.reader.session.clear();
+        self.reader.session.adapters().set_scale(self.id, scale)?;
+        read?;
+        if self.reader.slices.goes_on() {
+            window.references = references;
+        }
         Ok(())
     }
 
+    /// `weight` times the divergence from the model of each token of a window; adds its gradient if
+    /// it is `rehearsed`.
+    fn divergence_on(
+        &mut self,
+        window: &Window,
+        weight: f32,
+        rehearsed: bool,
+    ) -> Result<f64, LearnError> {
+        let Training {
+            reader,
+            id,
+            gradients,
+            none,
+            ..
+        } = self;
+        let gradients = if rehearsed { gradients } else { none };
+        let mut sum = 0.0;
+        reader.passes(&window.tokens, SLICE, |session, slices, start, part| {
+            let mut between = || {
+                slices.tick();
+            };
+            let reference = &window.references[start / SLICE];
+            sum += session.training().divergence_gradient(
+                *id,
+                part,
+                reference,
+                weight,
+                gradients,
+                Some(&mut between),
+            )?;
+            Ok(())
+        })?;
+        Ok(sum)
+    }
+
+    /// Adds the gradient of the divergence from the model on a window, and adapts its weight and the
+    /// pace; returns the factor on the adapter that keeps the bound.
+    fn rehearse(&mut self, window: &mut Window, max_divergence: f64) -> Result<f32, LearnError> {
+        self.refer(window, 1.0)?;
+        if !self.reader.slices.goes_on() {
+            return Ok(1.0);
+        }
+        let strength = self.rein.strength;
+        let weight = strength / (window.tokens.len() - 1) as f32;
+        let loss = self.divergence_on(window, weight, true)?;
+        let divergence = loss / f64::from(strength);
+        Ok(self.rein.pull(divergence, max_divergence, REHEARSED))
+    }
+
     /// Mean divergence from the model over windows, with the adapter at `scale`.
-    fn divergence(&mut self, windows: &[&[u32]], scale: f32) -> Result<f64, LearnError> {
-        let (mut sum, mut n, mut row) = (0.0, 0, Vec::new());
-        for tokens in windows {
-            let window = self.base(tokens, scale)?;
+    fn divergence<'w>(
+        &mut self,
+        windows: impl Iterator<Item = &'w mut Window>,
+        scale: f32,
+    ) -> Result<f64, LearnError> {
+        let (mut sum, mut n) = (0.0, 0);
+        for window in windows {
+            self.refer(window, scale)?;
             if !self.reader.slices.goes_on() {
                 break;
             }
-            self.reader.read(tokens, |i, logits| {
-                row.clear();
-                row.extend_from_slice(logits);
-                sum += window.divergence(i - 1, &mut row);
-                n += 1;
-            })?;
+            sum += self.divergence_on(window, 1.0, false)?;
+            n += window.tokens.len() - 1;
         }
-        Ok(sum / f64::from(n.max(1)))
+        Ok(sum / n.max(1) as f64)
     }
 
     /// Takes a step for each piece of the lessons, together with the divergence on a window of
@@ -213,29 +278,33 @@ impl Training<'_, '_> {
     fn learn(
         &mut self,
         lessons: &Lessons<'_>,
-        control: &[u32],
+        rehearsed: &mut [Window],
         turn: u64,
         bound: f64,
     ) -> Result<(), LearnError> {
-        let (arch, n_ctx) = (
-            self.reader.session.model().arch(),
-            self.reader.session.sequence().n_ctx(),
-        );
-        let rehearsed: Vec<&[u32]> = windows(control, n_ctx, false).collect();
+        let arch = self.reader.session.model().arch();
         let mut descent = Sgd::new(self.reader.session.model().site_norms());
-        for (i, (text, first)) in pieces(lessons, n_ctx).enumerate() {
+        let rate = descent.rate;
+        let texts = pieces(self.reader.session, lessons);
+        for (i, (text, first)) in texts.iter().enumerate() {
+            let first = *first;
             self.gradients.clear();
             let weight = 1.0 / (text.len() - first) as f32;
             let objective =
                 |i: usize, logits: &mut [f32]| cross_entropy(arch, logits, text[i], weight);
             self.gradient(text, first, &objective)?;
-            self.rehearse(rehearsed[(turn as usize + i) % rehearsed.len()], bound)?;
+            let window = (turn as usize + i) % rehearsed.len();
+            descent.rate = rate * self.rein.pace as f32;
+            let pull = self.rehearse(&mut rehearsed[window], bound)?;
             let (Reader { session, slices }, gradients) = (&mut self.reader, &self.gradients);
             if !slices.goes_on() {
                 break;
             }
             if gradients.norm().is_finite() {
                 session.adapters().update(self.id, |adapter| {
+                    if pull < 1.0 {
+                        adapter.rescale(pull);
+                    }
                     for (site, _) in gradients.terms() {
                         slices.tick();
                         descent.step_at(site, adapter, gradients);
@@ -247,19 +316,19 @@ impl Training<'_, '_> {
     }
 
     /// Reduces the strength until the divergence on control text is within the bound; returns it.
-    fn limit(&mut self, control: &[u32], bound: f64) -> Result<f64, LearnError> {
-        let measured: Vec<&[u32]> =
-            windows(control, self.reader.session.sequence().n_ctx(), true).collect();
+    fn limit(&mut self, measured: &mut [Window], bound: f64) -> Result<f64, LearnError> {
         // A few windows tell about how strong it may be, all of them whether it is.
-        let few: Vec<&[u32]> = measured.iter().copied().step_by(4).collect();
-        let (mut scale, mut measures) = (1.0, [&few, &measured].into_iter());
-        let mut windows = measures.next();
+        let (mut scale, mut steps) = (1.0, [4, 1].into_iter());
+        let mut step = steps.next();
         let mut divergence = 0.0;
-        while let Some(measured) = windows {
-            divergence = self.divergence(measured, scale)?;
+        while let Some(every) = step {
+            let session = &mut self.reader.session;
+            session.clear();
+            session.adapters().set_scale(self.id, scale)?;
+            divergence = self.divergence(measured.iter_mut().step_by(every), scale)?;
             let excess = divergence / bound.max(1e-12);
             if !self.reader.slices.goes_on() || excess <= 1.0 {
-                windows = measures.next();
+                step = steps.next();
                 continue;
             }
             // The divergence grows with the square of the strength, as long as it is small.
@@ -278,14 +347,18 @@ impl Training<'_, '_> {
 }
 
 /// The windows of control text that are measured on, or those that are rehearsed.
-fn windows(control: &[u32], n_ctx: usize, measured: bool) -> impl Iterator<Item = &[u32]> {
-    let windows = control
-        .chunks(WINDOW.min(n_ctx))
-        .filter(|window| window.len() > 1)
-        .enumerate();
-    windows
-        .filter(move |(i, _)| (i % MEASURED == MEASURED - 1) == measured)
-        .map(|(_, window)| window)
+fn windows(session: &Session, control: &[u32], measured: bool) -> Vec<Window> {
+    let bos = bos_of(session.model(), control);
+    let control = &control[usize::from(bos.is_some())..];
+    let n = WINDOW.min(session.sequence().n_ctx()) - usize::from(bos.is_some());
+    let pieces = control.chunks(n.max(1)).enumerate();
+    let windows = pieces
+        .filter(|(i, _)| (i % MEASURED == MEASURED - 1) == measured)
+        .map(|(_, piece)| Window {
+            tokens: bos.into_iter().chain(piece.iter().copied()).collect(),
+            references: Vec::new(),
+        });
+    windows.filter(|window| window.tokens.len() > 1).collect()
 }
 
 impl Learner {
@@ -378,6 +451,7 @@ impl Learner {
             },
         };
         let gradients = Gradients::zeros(&adapter);
+        let none = Gradients::for_terms(&adapter, |_| false);
         session.clear();
         let id = session.adapters().attach(adapter, 1.0)?;
         let reader = Reader {
@@ -388,14 +462,17 @@ impl Learner {
             reader,
             id,
             gradients,
-            strength: FIRST_STRENGTH,
+            none,
+            rein: Rein::new(),
         };
         let (control, bound) = (
             &self.layers.control,
             PART.powi(2) * self.options.max_divergence,
         );
-        let learnt = training.learn(lessons, control, self.n_updates(), bound);
-        let outcome = learnt.and_then(|()| training.limit(control, bound));
+        let [mut rehearsed, mut measured] =
+            [false, true].map(|measured| windows(training.reader.session, control, measured));
+        let learnt = training.learn(lessons, &mut rehearsed, self.n_updates(), bound);
+        let outcome = learnt.and_then(|()| training.limit(&mut measured, bound));
         session.clear();
         let adapter = session.adapters().detach(id)?;
         let goes_on = slices.goes_on();
@@ -433,13 +510,12 @@ impl Learner {
         lessons: &Lessons<'_>,
         slices: &mut Slices<'_>,
     ) -> Result<Option<Evidence>, LearnError> {
-        let n_ctx = session.sequence().n_ctx();
         let mut evidence = Evidence::default();
         let both = [self, before].map(|learner| learner.layers.topics.trained(topic).adapter);
         if both[0].as_ref().map(Arc::as_ptr) == both[1].as_ref().map(Arc::as_ptr) {
             return Ok(Some(evidence));
         }
-        for (text, first) in pieces(lessons, n_ctx) {
+        for (text, first) in &pieces(session, lessons) {
             let mut found = [Vec::new(), Vec::new()];
             for (adapter, found) in both.iter().zip(&mut found) {
                 session.clear();
@@ -472,7 +548,7 @@ impl Learner {
                         .zip(without)
                         .map(|(x, y)| f64::from(x - y))
                         .collect();
-                    if slice * SLICE + i + 1 >= first {
+                    if slice * SLICE + i + 1 >= *first {
                         gain += gains[i] - gains.iter().sum::<f64>() / gains.len() as f64;
                     }
                 }

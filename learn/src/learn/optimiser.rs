@@ -577,7 +577,9 @@ impl HeadLearner {
                     .into_iter()
                     .chain(none)
                     .map(|scale| (loss(scale), scale));
-                best.min_by(|x, y| x.0.total_cmp(&y.0))
+                // What is no number is no gain.
+                best.filter(|(loss, _)| !loss.is_nan())
+                    .min_by(|x, y| x.0.total_cmp(&y.0))
                     .map_or(0.0, |(_, scale)| scale)
             }
         };

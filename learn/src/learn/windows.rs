@@ -1,6 +1,6 @@
 //! Texts in windows, with what the head computed for each token.
 
-use ruvllm::{Session, SessionError};
+use ruvllm::{Model, Session, SessionError};
 use std::ops::Range;
 
 /// Callback with a token's index, and the hidden state and head product that predicted it.
@@ -59,9 +59,12 @@ pub(crate) fn from(
     context: usize,
 ) -> (Vec<u32>, usize) {
     let begin = start.saturating_sub(context);
-    let bos = session.model().tokenizer().and_then(|t| t.bos());
-    let bos = tokens
-        .first()
-        .filter(|&first| Some(*first) == bos && begin > 0);
-    (bos.copied().into_iter().collect(), begin)
+    let bos = bos_of(session.model(), tokens).filter(|_| begin > 0);
+    (bos.into_iter().collect(), begin)
+}
+
+/// The model's token for the beginning of a text, if a text has it.
+pub(crate) fn bos_of(model: &Model, tokens: &[u32]) -> Option<u32> {
+    let bos = model.tokenizer().and_then(|t| t.bos());
+    bos.filter(|bos| tokens.first() == Some(bos))
 }

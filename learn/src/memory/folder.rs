@@ -43,6 +43,9 @@ impl Default for MemoryOptions {
 /// What one owner taught and corrected, in a folder that this process alone has open for it. It may
 /// be the folder of a [`SonaFolder`](crate::sona::SonaFolder).
 ///
+/// The folder is what separates owners: notes come from all entries in it, of whatever session, and
+/// from nothing else. So each tenant has a folder of its own.
+///
 /// The file is readable by its owner only, and whole whenever the process ends; damage is refused
 /// with its position. What is forgotten, or was changed, is no longer in the file when the call
 /// returns.

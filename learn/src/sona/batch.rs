@@ -1,5 +1,6 @@
 //! Learning of a batch of trajectories, and the gate that its result has to pass.
 
+use crate::learn::windows::from;
 use crate::learn::{Evidence, Layers, Learner, Learning, Losses, Slices, UPDATE_TOKENS, learning};
 use crate::sona::SonaError;
 use crate::sona::builder::SonaBuilder;
@@ -373,11 +374,12 @@ fn read_text(
     let n_ctx = session.sequence().n_ctx();
     let mut at = lesson.start;
     while at < lesson.end {
-        // Half of the context is what came before.
-        let begin = at.saturating_sub(n_ctx / 2);
-        let end = (begin + n_ctx).min(lesson.end);
+        // Half of the context is what came before, after the model's token for the beginning.
+        let (mut before, begin) = from(session, tokens, at, n_ctx / 2);
+        let end = (begin + n_ctx - before.len()).min(lesson.end);
+        before.extend_from_slice(&tokens[begin..at]);
         session.clear();
-        for slice in tokens[begin..at].chunks(SLICE) {
+        for slice in before.chunks(SLICE) {
             session.prefill(slice)?;
             if slices.tick().is_none() {
                 return Ok(());

@@ -47,6 +47,22 @@ struct Segment {
     times: (u64, u64),
 }
 
+/// The name of the segment `number` of the log `name`.
+fn file_name(name: &str, number: u64) -> String {
+    format!("{name}-{number:06}.log")
+}
+
+/// The number of the segment of the log `name` that a file is: none has two names, so a copy with
+/// fewer zeros, or a sign, is none.
+fn number_of(name: &str, file: &str) -> Option<u64> {
+    let number = file
+        .strip_prefix(name)?
+        .strip_prefix('-')?
+        .strip_suffix(".log")?;
+    let number = number.parse().ok()?;
+    (file == file_name(name, number)).then_some(number)
+}
+
 /// A log in a folder, open for writing.
 #[derive(Debug)]
 pub(crate) struct Log {
@@ -74,12 +90,7 @@ impl Log {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(folder).map_err(SonaError::io(folder))? {
             let file = entry.map_err(SonaError::io(folder))?.file_name();
-            let number = file.to_str().and_then(|file| {
-                file.strip_prefix(name)?
-                    .strip_prefix('-')?
-                    .strip_suffix(".log")
-            });
-            numbers.extend(number.and_then(|number| number.parse::<u64>().ok()));
+            numbers.extend(file.to_str().and_then(|file| number_of(name, file)));
         }
         numbers.sort_unstable();
         let mut log = Log {
@@ -101,7 +112,7 @@ impl Log {
     }
 
     fn path(&self, number: u64) -> PathBuf {
-        self.folder.join(format!("{}-{number:06}.log", self.name))
+        self.folder.join(file_name(self.name, number))
     }
 
     fn header(&self, number: u64) -> Vec<u8> {
@@ -472,6 +483,27 @@ mod tests {
 
     fn records() -> Vec<Vec<u8>> {
         (0..5u8).map(|i| vec![i + 1; 3 * i as usize]).collect()
+    }
+
+    /// Copies under names that mean the same number are no segments, so that none is read twice.
+    #[test]
+    fn a_segment_has_one_name() {
+        let folder = folder("names");
+        let (mut log, _) = open(&folder, FREE).unwrap();
+        for record in records() {
+            log.append(1, &record).unwrap();
+        }
+        log.sync().unwrap();
+        for name in [
+            "test-1.log",
+            "test-+000001.log",
+            "test-0000001.log",
+            "test-000002.log.old",
+        ] {
+            fs::copy(folder.join("test-000001.log"), folder.join(name)).unwrap();
+        }
+        assert_eq!(open(&folder, FREE).unwrap().1, records());
+        assert_eq!(number_of("test", "test-1234567.log"), Some(1_234_567));
     }
 
     /// A file that ends anywhere holds the records that were whole, and can be continued.

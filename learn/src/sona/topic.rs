@@ -1,6 +1,7 @@
 //! Choice of the topic whose adapter a prompt is read with.
 
 use crate::learn::Learner;
+use crate::learn::windows::bos_of;
 use crate::sona::SonaError;
 use ruvllm::compute::TokenKind;
 use ruvllm::engine::{Outputs, Slot};
@@ -30,15 +31,19 @@ pub(super) fn choose(
         return Ok(Some(topic));
     }
     let options = SessionOptions {
-        n_ctx: Some(sample.len()),
+        n_ctx: Some(sample.len() + 1),
         ..Default::default()
     };
     let [mut with, mut without] = [engine.sequence(&options)?, engine.sequence(&options)?];
     with.attach(adapter, 1.0)?;
-    let (known, predicted) = (&sample[..sample.len() - 1], &sample[1..]);
+    // What it is read with begins as the prompt does, if that is the model's token for it.
+    let bos = bos_of(engine.model(), prompt);
+    let known: Vec<u32> = bos.into_iter().chain(sample.iter().copied()).collect();
+    let n_before = known.len() - sample.len();
+    let (known, predicted) = (&known[..known.len() - 1], &sample[1..]);
     let mut outputs = Outputs::default();
     let mut slots = [&mut with, &mut without]
-        .map(|seq| Slot::new(seq, known, TokenKind::Prompt).outputs_from(0));
+        .map(|seq| Slot::new(seq, known, TokenKind::Prompt).outputs_from(n_before));
     engine.step(&mut slots, &mut outputs, &CancelToken::default())?;
     let n_vocab = engine.model().hparams().n_vocab;
     let gains = predicted.iter().enumerate().map(|(i, &token)| {

@@ -185,6 +185,7 @@ impl Replay {
             &self.references[turn],
             weight,
             gradients,
+            None,
         )?)
     }
 

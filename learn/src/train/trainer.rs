@@ -447,6 +447,11 @@ impl Trainer {
         self.session.clear();
         self.session.adapters().set_scale(self.id, 1.0)?;
         let evaluation = measured?;
+        if !evaluation.losses.is_empty() && !evaluation.held_out.is_finite() {
+            return Err(LearnError::Diverged {
+                step: evaluation.step,
+            });
+        }
         if evaluation.scale < 1.0 {
             let scale = evaluation.scale;
             self.session
@@ -459,8 +464,9 @@ impl Trainer {
         }
         let report = &mut self.report;
         let is_first = report.evaluations.is_empty();
-        let is_better = evaluation.held_out.is_nan()
-            || is_first
+        // With nothing held out there is no loss to compare, and the latest is kept.
+        let is_better = is_first
+            || evaluation.losses.is_empty()
             || evaluation.held_out < report.best().held_out;
         report.evaluations.push(evaluation);
         let mut held = self.session.sequence().adapters();

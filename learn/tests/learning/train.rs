@@ -517,6 +517,41 @@ fn what_cannot_be_trained_on_is_refused() {
     assert!(wild.report().best().held_out <= wild.report().evaluations[0].held_out);
 }
 
+/// A loss that is no number is never better than one that is: training ends with what is wrong, and
+/// what was best stays.
+#[test]
+fn what_is_no_number_is_not_kept() {
+    let mut n_diverged = 0;
+    for (rate, weight_decay) in [(0.1, 0.01), (10.0, 0.01), (10.0, 100.0)] {
+        let options = TrainOptions {
+            rate,
+            weight_decay,
+            eval_every: 1,
+            held_out: 0.25,
+            patience: 0,
+            clip: f32::MAX,
+            ..options()
+        };
+        let mut trainer = trainer(&model(), &[], &options);
+        let outcome = loop {
+            match trainer.step() {
+                Ok(Some(_)) => {}
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            }
+        };
+        let is_diverged = matches!(outcome, Some(LearnError::Diverged { .. }));
+        assert!(outcome.is_none() || is_diverged, "{rate}: {outcome:?}");
+        n_diverged += usize::from(is_diverged);
+        let report = trainer.report();
+        let losses = report.evaluations.iter().map(|e| e.held_out);
+        assert!(losses.clone().all(f64::is_finite), "{rate}: {report:?}");
+        let least = losses.fold(f64::INFINITY, f64::min);
+        assert_eq!(report.best().held_out, least, "{rate}");
+    }
+    assert!(n_diverged > 0);
+}
+
 #[test]
 fn texts_are_cut_so_that_every_token_is_learnt_once() {
     let tokens: Vec<u32> = (0..50).collect();

@@ -8,8 +8,10 @@ use crate::sona::{Sona, Trajectory};
 use crate::train::{Example, TrainOptions, Trainer};
 use ruvllm::lora::Adapter;
 use ruvllm::{Engine, Session, SessionOptions, Tokenizer};
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Tokens of a context that stay free for a question and its answers.
 const FREE: usize = 192;
@@ -92,8 +94,35 @@ impl Taught {
     }
 }
 
-/// A folder that is gone afterwards.
+/// A folder of its own, which is gone afterwards.
 struct Folder(PathBuf);
+
+/// Names that are tried before it is given up.
+const NAMES: u64 = 1000;
+
+impl Folder {
+    /// Makes one in `place` that was not there before, whatever others make there.
+    fn new(place: &Path) -> Result<Folder, BehaviourError> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let mut outcome = Ok(());
+        for _ in 0..NAMES {
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            let name = format!("ruvllm-behaviour-{}-{number}", std::process::id());
+            let path = place.join(name);
+            outcome = std::fs::create_dir(&path).map_err(|error| (path.clone(), error));
+            match &outcome {
+                Ok(()) => return Ok(Folder(path)),
+                Err((_, error)) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(_) => break,
+            }
+        }
+        let (path, source) = outcome.err().unwrap_or_else(|| {
+            let none = std::io::Error::from(ErrorKind::AlreadyExists);
+            (place.to_owned(), none)
+        });
+        Err(BehaviourError::Folder { path, source })
+    }
+}
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -127,10 +156,11 @@ impl<'a> Pupil<'a> {
         control: &'a [u32],
         options: &'a BehaviourOptions,
     ) -> Result<Pupil<'a>, BehaviourError> {
-        let folder = (arm.has_notes() || arm.has_sona()).then(|| {
-            let name = format!("ruvllm-behaviour-{}-{}", std::process::id(), arm.name());
-            Folder(options.folder.join(name))
-        });
+        let folder = if arm.has_notes() || arm.has_sona() {
+            Some(Folder::new(&options.folder)?)
+        } else {
+            None
+        };
         let (mut memory, mut sona) = (None, None);
         if let Some(Folder(path)) = &folder {
             if arm.has_notes() {

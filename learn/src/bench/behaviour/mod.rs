@@ -132,6 +132,14 @@ pub enum BehaviourError {
     /// A continuation is no text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A temporary folder could not be made.
+    #[error("{}: the temporary folder cannot be made: {source}", .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
 /// What ways of being taught are worth.
@@ -241,9 +249,11 @@ impl<'a> Measurement<'a> {
     }
 
     fn first_token_ms(&self) -> Result<f64, BehaviourError> {
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.add_bos());
         let text = self.windows.concat();
         let n = 512.min(self.options.context(&self.engine) - 1);
-        let tokens: Vec<u32> = text.iter().copied().cycle().take(n).collect();
+        let text = bos.into_iter().chain(text.iter().copied().cycle());
+        let tokens: Vec<u32> = text.take(n).collect();
         let mut session = self.engine.session()?;
         let mut times = Vec::new();
         for _ in 0..3 {
