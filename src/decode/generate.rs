@@ -106,6 +106,17 @@ impl<'p> From<&'p Vec<u32>> for Prompt<'p> {
 }
 
 impl Session {
+    /// Keeps what drafters read of this session from now on: also of tokens that are computed before
+    /// a generation begins, and from one generation to the next.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn keep_for(&mut self, speculation: &Speculation) -> Result<(), SessionError> {
+        speculation.keep(&mut self.seq)?;
+        self.seq.pin_kept();
+        Ok(())
+    }
+
     /// Continues a text or tokens, which are computed at once.
     ///
     /// # Errors
@@ -403,6 +414,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
                 session.cut(end, Cut::AnswerShortened);
             }
             session.drop_drafts();
+            session.seq.release_kept();
         }
     }
 }

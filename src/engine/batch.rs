@@ -31,6 +31,7 @@ impl<'a> Slot<'a> {
 
     /// What a forward pass sees of it.
     pub(crate) fn view(&mut self) -> SlotView<'_> {
+        let position = self.pos();
         let Sequence {
             kv,
             rope,
@@ -49,7 +50,7 @@ impl<'a> Slot<'a> {
             memory: memory.as_deref(),
             adapters: &adapters.attached,
             pooling: pooling.as_mut(),
-            inputs: inputs.as_mut().map(|inputs| &mut inputs.of_pass),
+            inputs: inputs.begin(position, self.rows.tokens.len()),
         }
     }
 

@@ -76,6 +76,18 @@ pub enum SessionError {
         /// A context that fits, if there is one, and its precision of keys and of values.
         fits: Option<(usize, KvType, KvType)>,
     },
+    /// A drafter's weights are beyond the memory that the model was opened with.
+    #[error(
+        "the drafter's weights take {need} bytes, and {left} are left of the memory limit of {limit}; leave the drafter out (-md), or raise the limit"
+    )]
+    DrafterMemory {
+        /// Bytes of its weights.
+        need: u64,
+        /// Bytes that are left.
+        left: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// A full context cannot be shifted.
     #[error(
         "there is no context shift with {what}; leave it out (--context-shift), and use a larger context"

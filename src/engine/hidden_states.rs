@@ -2,9 +2,9 @@
 
 use crate::compute::arena::reserve;
 use crate::engine::SessionError;
+use crate::kv::{KvPool, Lent};
 use crate::layers::inputs::LayerInputs;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Most tokens of which they are kept: of a longer prompt only the end. Each takes the last layer's
 /// work.
@@ -23,6 +23,10 @@ pub(crate) struct KeptStates {
     rows: Vec<f32>,
     /// Position of the first token whose state anybody will want.
     wanted: usize,
+    /// Whether they stay when the generation ends that wanted them.
+    pub(crate) is_pinned: bool,
+    /// Of the pool's budget, for a drafter.
+    lent: Option<Lent>,
 }
 
 impl KeptStates {
@@ -35,7 +39,15 @@ impl KeptStates {
             first: 0,
             rows,
             wanted: 0,
+            is_pinned: false,
+            lent: None,
         })
+    }
+
+    /// Takes as much of the pool's budget, with what a pass of `n_batch` tokens leaves for it.
+    pub(crate) fn lent(mut self, pool: &KvPool, n_ctx: usize) -> Result<KeptStates, SessionError> {
+        self.lent = Some(pool.lend(kept_inputs_bytes(self.n_embd, n_ctx, KEPT_STATES))?);
+        Ok(self)
     }
 
     /// Bytes that it takes.
@@ -105,72 +117,124 @@ impl KeptStates {
     }
 }
 
-/// What chosen layers read of the last tokens of a sequence.
-#[derive(Clone, Debug)]
+/// What chosen layers read of the last tokens of a sequence, for each drafter that reads others.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct KeptInputs {
     /// Of the pass under way.
-    pub(crate) of_pass: LayerInputs,
-    kept: KeptStates,
-    /// Whether what the last layer leaves is among them.
-    has_last: bool,
+    of_pass: Vec<LayerInputs>,
+    /// Of tokens that were computed, for each of the former.
+    kept: Vec<KeptStates>,
+    /// Number of layers, which stands for what the last one leaves.
+    n_layer: usize,
 }
 
 impl KeptInputs {
-    /// For a sequence of at most `n_ctx` tokens.
-    pub(crate) fn new(
-        layers: Arc<[usize]>,
+    /// Keeps those of `layers`, too, in a sequence of at most `n_ctx` tokens; of the budget of a pool
+    /// that is limited it takes as much.
+    pub(crate) fn add(
+        &mut self,
+        layers: &[usize],
         (n_layer, n_embd): (usize, usize),
         n_ctx: usize,
-    ) -> Result<KeptInputs, SessionError> {
-        let has_last = layers.contains(&n_layer);
-        let of_pass = LayerInputs::new(layers, n_embd, KEPT_STATES);
-        let kept = KeptStates::new(of_pass.width(), n_ctx)?;
-        Ok(KeptInputs {
-            of_pass,
-            kept,
-            has_last,
-        })
+        limited: Option<&KvPool>,
+    ) -> Result<(), SessionError> {
+        if self.index(layers).is_none() {
+            let of_pass = LayerInputs::new(layers.into(), n_embd);
+            let kept = KeptStates::new(of_pass.width(), n_ctx)?;
+            self.kept.push(match limited {
+                Some(pool) => kept.lent(pool, n_ctx)?,
+                None => kept,
+            });
+            self.of_pass.push(of_pass);
+            self.n_layer = n_layer;
+        }
+        Ok(())
     }
 
-    pub(crate) fn has_last(&self) -> bool {
-        self.has_last
+    /// Lets them stay when the generation ends that wanted them.
+    pub(crate) fn pin(&mut self) {
+        self.kept.iter_mut().for_each(|kept| kept.is_pinned = true);
     }
 
-    /// The layers; the number of layers stands for what the last one leaves.
-    pub(crate) fn layers(&self) -> &Arc<[usize]> {
-        self.of_pass.layers()
+    /// Forgets those that are not to stay.
+    pub(crate) fn release(&mut self) {
+        let mut is_pinned = self.kept.iter().map(|kept| kept.is_pinned);
+        self.of_pass.retain(|_| is_pinned.next() == Some(true));
+        self.kept.retain(|kept| kept.is_pinned);
     }
 
-    /// As [`KeptStates::first_of`].
+    fn index(&self, layers: &[usize]) -> Option<usize> {
+        self.of_pass.iter().position(|of| **of.layers() == *layers)
+    }
+
+    /// Whether what the last layer leaves is among those of one drafter.
+    fn has_last(&self, of: &LayerInputs) -> bool {
+        of.layers().contains(&self.n_layer)
+    }
+
+    /// As [`KeptStates::expect`].
+    pub(crate) fn expect(&mut self, end: usize) {
+        self.kept.iter_mut().for_each(|kept| kept.expect(end));
+    }
+
+    /// What takes the rows of the pass that computes `n` tokens from `position` on.
+    pub(crate) fn begin(&mut self, position: usize, n: usize) -> &mut [LayerInputs] {
+        for (of_pass, kept) in self.of_pass.iter_mut().zip(&self.kept) {
+            of_pass.begin(kept.first_of(position, n));
+        }
+        &mut self.of_pass
+    }
+
+    /// Of the next `n` tokens, from `position` on, the first of which a drafter reads what the last
+    /// layer leaves.
     pub(crate) fn first_of(&self, position: usize, n: usize) -> usize {
-        self.kept.first_of(position, n)
+        let all = self.of_pass.iter().zip(&self.kept);
+        let of_last = all.filter(|(of_pass, _)| self.has_last(of_pass));
+        let firsts = of_last.map(|(_, kept)| kept.first_of(position, n));
+        firsts.min().unwrap_or(n)
     }
 
     /// The pass has computed `n` tokens from `position` on; the last layer those from `first` on.
     pub(crate) fn commit(&mut self, position: usize, first: usize, n: usize) {
-        let first = first.max(self.first_of(position, n));
-        self.kept
-            .append(position + first, self.of_pass.rows(first, n));
-        self.of_pass.clear();
+        for i in 0..self.kept.len() {
+            let of_pass = &self.of_pass[i];
+            let of_last = if self.has_last(of_pass) { first } else { 0 };
+            let first = of_last.max(self.kept[i].first_of(position, n));
+            self.kept[i].append(position + first, of_pass.rows(first, n));
+            self.of_pass[i].clear();
+        }
     }
 
-    /// Those of tokens up to the one before `position`, see [`KeptStates::before`].
-    pub(crate) fn before(&self, position: usize) -> &[f32] {
-        self.kept.before(position)
+    /// Those of `layers`, of tokens up to the one before `position`, see [`KeptStates::before`].
+    pub(crate) fn before(&self, layers: &[usize], position: usize) -> &[f32] {
+        let index = self.index(layers);
+        index.map_or(&[], |i| self.kept[i].before(position))
     }
 
     pub(crate) fn truncate(&mut self, position: usize) {
-        self.kept.truncate(position);
+        self.kept
+            .iter_mut()
+            .for_each(|kept| kept.truncate(position));
     }
 
-    pub(crate) fn shift(&mut self, gone: Range<usize>) {
-        self.kept.shift(gone);
+    pub(crate) fn shift(&mut self, gone: &Range<usize>) {
+        self.kept
+            .iter_mut()
+            .for_each(|kept| kept.shift(gone.clone()));
     }
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.kept.bytes()
+        let of_pass = self.of_pass.iter().map(LayerInputs::bytes);
+        of_pass.chain(self.kept.iter().map(KeptStates::bytes)).sum()
     }
+}
+
+/// Bytes of what `width` values of each of the last tokens take in a sequence of at most `n_ctx`
+/// tokens, and in a pass of `n_batch`.
+pub(crate) fn kept_inputs_bytes(width: usize, n_ctx: usize, n_batch: usize) -> u64 {
+    let n_rows = most_rows(n_ctx) + KEPT_STATES.min(n_batch);
+    (n_rows * width * size_of::<f32>()) as u64
 }
 
 /// Most rows that a sequence of at most `n_ctx` tokens keeps.

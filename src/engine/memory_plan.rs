@@ -5,6 +5,7 @@ use crate::backward::driver::gradient_bytes;
 use crate::backward::supports::supports;
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
+use crate::engine::drafter_memory::DrafterMemory;
 use crate::engine::hidden_states::{KEPT_STATES, most_rows};
 use crate::engine::options::{
     CacheMode, MAX_CTX, SessionOptions, checked_n_ctx, compute_bytes, kv_layout, n_ctx,
@@ -13,6 +14,7 @@ use crate::forward::buffer_bytes;
 use crate::forward::sizes::sizes;
 use crate::gguf::Header;
 use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
+use crate::layers::draft::MOST_GUESSES;
 use crate::layers::hparams::Hparams;
 use crate::layers::rows::SlotSize;
 use crate::layers::sizes::Sizes;
@@ -24,8 +26,8 @@ use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// Most tokens that are drafted for one pass of a sequence: kernels take 16 rows at a time.
-pub(crate) const MAX_DRAFT: usize = 15;
+/// Most tokens that are drafted for one pass of a sequence.
+pub(crate) const MAX_DRAFT: usize = MOST_GUESSES;
 /// Contexts below are not recommended.
 const FEW_TOKENS: usize = 512;
 
@@ -76,6 +78,8 @@ pub struct PlanOptions {
     pub n_layered: usize,
     /// Adapters, attached to all sequences.
     pub adapters: Vec<Arc<Adapter>>,
+    /// Drafters that were trained for the model; each drafts for all sequences.
+    pub drafters: Vec<DrafterMemory>,
     /// Tokens of a text for which a session computes gradients of the last of them; 0, the
     /// default: none. The text is at the end of a full context.
     pub n_gradient: usize,
@@ -103,6 +107,7 @@ impl From<SessionOptions> for PlanOptions {
             n_logits: 1,
             n_layered: 0,
             adapters: Vec::new(),
+            drafters: Vec::new(),
             n_gradient: 0,
             has_divergence: false,
             prefix_budget: DEFAULT_PREFIX_BUDGET,
@@ -137,6 +142,9 @@ pub struct MemoryPlan {
     pub rest: u64,
     /// Adapters.
     pub adapters: u64,
+    /// Drafters that were trained for the model: their weights, and for each sequence their keys,
+    /// values and buffers, and what they read of the model.
+    pub drafters: u64,
     /// What the [hooks](crate::compute::OutputHook) of the sessions add; 0 without one.
     pub hooks: u64,
     /// Gradients of an adapter, and the rows that are kept for them.
@@ -157,6 +165,7 @@ impl MemoryPlan {
             self.buffers,
             self.rest,
             self.adapters,
+            self.drafters,
             self.hooks,
             self.gradients,
         ]
@@ -385,15 +394,19 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         .iter()
         .map(|adapter| adapter.max_rank())
         .sum();
+    let drafters = &options.drafters;
+    let n_last = drafters.iter().map(DrafterMemory::n_last).max();
+    let n_last = if session.keep_states {
+        KEPT_STATES
+    } else {
+        n_last.unwrap_or(0)
+    };
+    let n_outputs = n_logits.max(n_last.min(n_batch));
     let prompt = SlotSize {
         layout: &layout,
         n_past: n_ctx - n_batch,
         n_tokens: n_batch,
-        n_outputs: if session.keep_states {
-            n_logits.max(KEPT_STATES.min(n_batch))
-        } else {
-            n_logits
-        },
+        n_outputs,
         is_generated: session.exact,
         rank,
     };
@@ -428,7 +441,14 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
             .max(buffer_bytes(sizes, others.chain([token])));
         at_once + layered.map_or(0, |layered| buffer_bytes(sizes, std::iter::once(layered)))
     };
+    let of_drafters = drafters
+        .iter()
+        .map(|drafter| drafter.buffers(sizes.arch, sizes.n_threads, n_ctx));
+    let buffers = buffers.max(of_drafters.max().unwrap_or(0));
     let n = n_sequences as u64;
+    let of_drafters = drafters
+        .iter()
+        .map(|drafter| n.saturating_mul(drafter.of_text(n_ctx, n_batch)) + drafter.weights());
     let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<TokenKind>()) as u64;
     let logits = n_logits as u64 * 4 * h.n_vocab as u64;
     let n_states = if session.keep_states {
@@ -450,6 +470,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         buffers,
         rest: n.saturating_mul(of_tokens.saturating_add(logits).saturating_add(states)),
         adapters: options.adapters.iter().map(|adapter| adapter.bytes()).sum(),
+        drafters: of_drafters.fold(0, u64::saturating_add),
         hooks: 0,
         gradients: 0,
     })

@@ -3,6 +3,7 @@
 pub(crate) mod adapters;
 pub(crate) mod batch;
 pub(crate) mod context_shift;
+pub(crate) mod drafter_memory;
 pub(crate) mod encode;
 #[allow(clippy::module_inception)]
 pub(crate) mod engine;
@@ -25,6 +26,7 @@ pub use crate::layers::Outputs;
 pub use crate::system::default_threads;
 pub use adapters::AdapterId;
 pub use batch::Slot;
+pub use drafter_memory::DrafterMemory;
 pub use engine_options::{EngineOptions, MAX_THREADS, SharedThreads};
 pub(crate) use error::SessionError;
 pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};

@@ -7,7 +7,7 @@ use crate::engine::SessionError;
 use crate::engine::adapters::{AdapterId, Adapters, next_number};
 use crate::engine::hidden_states::{KeptInputs, KeptStates};
 use crate::engine::options::{CachedTokens, PrefixOptions, SessionOptions};
-use crate::kv::{Counted, KvPolicy, SeqKv};
+use crate::kv::{Counted, KvPolicy, KvPool, SeqKv};
 use crate::layers::cross::memory::Memory;
 use crate::layers::rope::RopeTables;
 use crate::layers::spans::Spans;
@@ -59,8 +59,8 @@ pub struct Sequence {
     pub(crate) pooling: Option<Pooling>,
     /// Hidden states of its last tokens, if they are kept.
     pub(crate) states: Option<KeptStates>,
-    /// What layers read of them, if a drafter does.
-    pub(crate) inputs: Option<KeptInputs>,
+    /// What layers read of them, if drafters do.
+    pub(crate) inputs: KeptInputs,
     /// The level or device that computes it.
     pub(crate) device: String,
     /// Time that products with adapters took so far, divided by the number of threads.
@@ -109,13 +109,15 @@ impl Sequence {
             n_dropped: 0,
             pooling: options.pooled_layer.map(Pooling::new),
             states: None,
-            inputs: None,
+            inputs: KeptInputs::default(),
             device,
             adapter_time: Duration::ZERO,
         };
         seq.reserve(0)?;
         if options.keep_states {
-            seq.keep_states()?;
+            let mut states = KeptStates::new(model.hparams().n_embd, n_ctx)?;
+            states.is_pinned = true;
+            seq.states = Some(states);
         }
         Ok(seq)
     }
@@ -124,24 +126,49 @@ impl Sequence {
     /// [`SessionOptions::keep_states`](crate::SessionOptions::keep_states).
     pub(crate) fn keep_states(&mut self) -> Result<(), SessionError> {
         if self.states.is_none() {
-            self.states = Some(KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?);
+            let states = KeptStates::new(self.model.hparams().n_embd, self.n_ctx)?;
+            self.states = Some(match self.limited_pool() {
+                Some(pool) => states.lent(pool, self.n_ctx)?,
+                None => states,
+            });
         }
         Ok(())
     }
 
+    /// The pool from whose budget drafters take their memory, if that is limited.
+    pub(crate) fn limited_pool(&self) -> Option<&KvPool> {
+        let is_limited = self.model.memory_limit().is_some();
+        is_limited.then(|| self.kv.pool())
+    }
+
     /// Keeps what these layers read of its last tokens from now on.
     pub(crate) fn keep_inputs(&mut self, layers: &[usize]) -> Result<(), SessionError> {
-        let is_kept = |inputs: &KeptInputs| **inputs.layers() == *layers;
-        if !self.inputs.as_ref().is_some_and(is_kept) {
-            let n_embd = self.model.hparams().n_embd;
-            let n_layer = self.model.hparams().n_layer;
-            self.inputs = Some(KeptInputs::new(
-                layers.into(),
-                (n_layer, n_embd),
-                self.n_ctx,
-            )?);
-        }
-        Ok(())
+        let h = self.model.hparams();
+        let is_limited = self.model.memory_limit().is_some();
+        let limited = is_limited.then(|| self.kv.pool());
+        self.inputs
+            .add(layers, (h.n_layer, h.n_embd), self.n_ctx, limited)
+    }
+
+    /// Lets what is kept stay when the generation ends that wanted it.
+    pub(crate) fn pin_kept(&mut self) {
+        self.states
+            .iter_mut()
+            .for_each(|states| states.is_pinned = true);
+        self.inputs.pin();
+    }
+
+    /// Tokens up to `end` will be computed, piece by piece: of those alone that are the last then,
+    /// something is kept.
+    pub(crate) fn expect(&mut self, end: usize) {
+        self.states.iter_mut().for_each(|states| states.expect(end));
+        self.inputs.expect(end);
+    }
+
+    /// Frees what a generation that ends wanted kept, unless it is to stay.
+    pub(crate) fn release_kept(&mut self) {
+        self.states = self.states.take().filter(|states| states.is_pinned);
+        self.inputs.release();
     }
 
     /// Of the next `n` tokens, from `position` on, the first that the last layer is to compute for
@@ -149,24 +176,18 @@ impl Sequence {
     pub(crate) fn first_kept(&self, position: usize, n: usize) -> usize {
         let of_states = self.states.as_ref();
         let first = of_states.map_or(n, |states| states.first_of(position, n));
-        let of_inputs = self.inputs.as_ref().filter(|inputs| inputs.has_last());
-        of_inputs.map_or(first, |inputs| first.min(inputs.first_of(position, n)))
+        first.min(self.inputs.first_of(position, n))
     }
 
     /// A pass has computed `n` tokens from `position` on, the last layer those from `first` on.
     pub(crate) fn commit_inputs(&mut self, position: usize, (first, n): (usize, usize)) {
-        if let Some(inputs) = &mut self.inputs {
-            let first = if inputs.has_last() { first } else { 0 };
-            inputs.commit(position, first, n);
-        }
+        self.inputs.commit(position, first, n);
     }
 
     /// What these layers read of tokens up to the one before `position`, that one's last; none
     /// where that one's is not there.
     pub(crate) fn inputs_before(&self, layers: &[usize], position: usize) -> &[f32] {
-        let inputs = self.inputs.as_ref();
-        let of_layers = inputs.filter(|inputs| **inputs.layers() == *layers);
-        of_layers.map_or(&[], |inputs| inputs.before(position))
+        self.inputs.before(layers, position)
     }
 
     /// Hidden states of tokens up to the one before `position`, that one's last; none where that
@@ -280,7 +301,7 @@ impl Sequence {
             + self.kinds.capacity() * size_of::<TokenKind>();
         let memory = self.memory.as_ref().map_or(0, |memory| memory.bytes());
         let states = self.states.as_ref().map_or(0, KeptStates::bytes);
-        tokens as u64 + states + self.inputs.as_ref().map_or(0, KeptInputs::bytes) + memory
+        tokens as u64 + states + self.inputs.bytes() + memory
     }
 
     /// Reserves memory for `n` more tokens.
@@ -314,9 +335,7 @@ impl Sequence {
         if let Some(states) = &mut self.states {
             states.truncate(position);
         }
-        if let Some(inputs) = &mut self.inputs {
-            inputs.truncate(position);
-        }
+        self.inputs.truncate(position);
         if position <= self.context_shift.unwrap_or(0) {
             self.n_dropped = 0;
         }
@@ -331,9 +350,7 @@ impl Sequence {
         if let Some(states) = &mut self.states {
             states.shift(gone.clone());
         }
-        if let Some(inputs) = &mut self.inputs {
-            inputs.shift(gone.clone());
-        }
+        self.inputs.shift(&gone);
         self.tokens.drain(gone.clone());
         self.kinds.drain(gone);
     }
@@ -525,9 +542,7 @@ impl Sequence {
             if let Some(states) = &mut self.states {
                 states.truncate(0);
             }
-            if let Some(inputs) = &mut self.inputs {
-                inputs.truncate(0);
-            }
+            self.inputs.truncate(0);
         }
         if let Some(hook) = &mut self.hook {
             hook.cut(Cut::Rewound);

@@ -30,7 +30,7 @@ pub(crate) use file_cache::FileCache;
 pub(crate) use folder::PrefixFolder;
 pub(crate) use hash::{SEED, mix};
 pub(crate) use layout::{CellShape, KvLayout, KvUse, LayerShape};
-pub(crate) use page::{Counted, Reserved};
+pub(crate) use page::{Counted, Lent, Reserved};
 pub use page::{DeviceMemory, PageMemory, SeparateMemory};
 pub use pool::{KvPool, PoolStats};
 pub use prefix::PrefixStats;

@@ -181,6 +181,7 @@ pub(super) struct State {
     /// Bytes of the adapters of sequences.
     pub(super) adapters: u64,
     pub(super) reserved: u64,
+    pub(super) lent: u64,
     /// These adapters by their ids.
     pub(super) counted: Vec<(usize, Weak<Counted>)>,
     /// Free pages by their size.
@@ -233,10 +234,33 @@ impl Drop for Reserved {
     }
 }
 
+/// Part of a pool's budget that something takes for a while.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(super) bytes: u64,
+    pub(super) pool: Arc<Ledger>,
+}
+
+impl Clone for Lent {
+    fn clone(&self) -> Lent {
+        self.pool.state().lent += self.bytes;
+        Lent {
+            bytes: self.bytes,
+            pool: Arc::clone(&self.pool),
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.state().lent -= self.bytes;
+    }
+}
+
 impl State {
-    /// Bytes of pages in use and of adapters, and those that are reserved.
+    /// Bytes of pages in use and of adapters, and those that are reserved or lent.
     pub(super) fn taken(&self) -> u64 {
-        self.used + self.adapters + self.reserved
+        self.used + self.adapters + self.reserved + self.lent
     }
 
     pub(super) fn take_free(&mut self, page: PageSize) -> Option<Memory> {

@@ -1,7 +1,9 @@
 //! Pool of pages for the keys and values of sequences.
 
 use crate::kv::folder::PrefixFolder;
-use crate::kv::page::{Counted, DeviceMemory, Ledger, Memory, Page, PageSize, Reserved, State};
+use crate::kv::page::{
+    Counted, DeviceMemory, Ledger, Lent, Memory, Page, PageSize, Reserved, State,
+};
 use crate::kv::prefix::{PrefixStats, PrefixTree};
 use crate::kv::{KvBytes, KvError, KvType};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,6 +42,9 @@ pub struct PoolStats {
     /// Bytes of the budget that are reserved for other uses: the buffers of a
     /// [`Schedule`](crate::scheduler::Schedule) with a memory limit.
     pub reserved: u64,
+    /// Bytes of the budget that drafters take for texts under way, and with their weights, where
+    /// the model has a memory limit.
+    pub drafters: u64,
     /// Upper bound in bytes of pages in use, free pages, adapters and reservations together.
     pub budget: u64,
 }
@@ -47,7 +52,7 @@ pub struct PoolStats {
 impl PoolStats {
     /// Bytes that are left for pages.
     pub fn left(&self) -> u64 {
-        [self.used, self.adapters, self.reserved]
+        [self.used, self.adapters, self.reserved, self.drafters]
             .into_iter()
             .fold(self.budget, u64::saturating_sub)
     }
@@ -114,6 +119,7 @@ impl KvPool {
             n_pages,
             adapters,
             reserved,
+            lent,
             ..
         } = *self.inner.state();
         PoolStats {
@@ -123,6 +129,7 @@ impl KvPool {
             n_pages,
             adapters,
             reserved,
+            drafters: lent,
             budget: self.inner.budget,
         }
     }
@@ -213,6 +220,17 @@ impl KvPool {
             bytes,
             pool: Arc::clone(&self.inner),
         }
+    }
+
+    /// Takes `bytes` of the budget, for which cached pages make room.
+    pub(crate) fn lend(&self, bytes: u64) -> Result<Lent, KvError> {
+        let mut state = self.with_room(bytes)?;
+        let released = state.release(bytes, self.inner.budget);
+        state.lent += bytes;
+        drop(state);
+        drop(released);
+        let pool = Arc::clone(&self.inner);
+        Ok(Lent { bytes, pool })
     }
 
     /// Releases free and cached pages beyond the budget.
@@ -316,6 +334,7 @@ mod tests {
             n_pages,
             adapters: 0,
             reserved: 0,
+            drafters: 0,
             budget,
         }
     }

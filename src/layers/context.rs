@@ -258,7 +258,7 @@ impl<'a, 's> Context<'a, 's> {
         for slot in &mut *self.slots {
             let (first, row, n_rows) = rows.of(slot);
             let of = (first, slot.tokens.len());
-            if let Some(inputs) = &mut slot.inputs {
+            for inputs in &mut *slot.inputs {
                 inputs.keep(layer, of, &x[row * n..(row + n_rows) * n]);
             }
         }

@@ -19,6 +19,12 @@ use crate::layers::norm::{norm_row, rms_factor};
 use crate::layers::rope::RopeTables;
 use std::ops::Range;
 
+/// Most rows that are multiplied as generated ones: with few of them that takes less time than a
+/// prompt's panels.
+pub(crate) const FEW: usize = 32;
+/// Most tokens that are drafted for one pass of a sequence: kernels take 16 rows at a time.
+pub(crate) const MOST_GUESSES: usize = 15;
+
 /// Buffers of a layer for some rows, reused by the next.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DraftBuffers {
@@ -43,10 +49,34 @@ pub(crate) struct DraftRows<'a, 'b> {
     pub(crate) buffers: &'a mut DraftBuffers,
 }
 
-/// `n` values of a buffer.
+impl DraftBuffers {
+    /// Bytes that they take.
+    pub(crate) fn bytes(&self) -> u64 {
+        let DraftBuffers {
+            q,
+            k,
+            v,
+            out,
+            normed,
+            branch,
+            cos,
+            sin,
+        } = self;
+        let all = [q, k, v, out, normed, branch, cos, sin];
+        all.into_iter().map(vec_bytes).sum()
+    }
+}
+
+/// `n` values of a buffer, which has room for no more than were ever wanted.
 pub(crate) fn room(buffer: &mut Vec<f32>, n: usize) -> &mut [f32] {
+    buffer.reserve_exact(n.saturating_sub(buffer.len()));
     buffer.resize(n, 0.0);
     buffer
+}
+
+/// Bytes that a buffer takes.
+pub(crate) fn vec_bytes(buffer: &Vec<f32>) -> u64 {
+    (buffer.capacity() * size_of::<f32>()) as u64
 }
 
 impl DraftRows<'_, '_> {

@@ -73,8 +73,8 @@ pub(crate) struct SlotView<'a> {
     pub(crate) adapters: &'a [Attached],
     /// Takes hidden states of the rows, if they are pooled.
     pub(crate) pooling: Option<&'a mut Pooling>,
-    /// Takes what layers read, if a drafter does.
-    pub(crate) inputs: Option<&'a mut LayerInputs>,
+    /// Take what layers read, one for each drafter that reads others.
+    pub(crate) inputs: &'a mut [LayerInputs],
 }
 
 impl<'a> Deref for SlotView<'a> {

@@ -21,6 +21,9 @@ pub(crate) struct DraftModel {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// For each layer without keys and values, the target's layer that has them.
     pub(crate) sources: Vec<usize>,
+    /// Values of the target's states, and number of its layers.
+    pub(crate) n_target: usize,
+    pub(crate) n_target_layer: usize,
 }
 
 impl DraftModel {
@@ -47,6 +50,8 @@ impl DraftModel {
         let mut model = DraftModel {
             tokenizer: Tokenizer::opt_from_metadata(gguf.metadata())?,
             sources: sources(&h, &weights, of_target)?,
+            n_target: of_target.n_embd,
+            n_target_layer: of_target.n_layer,
             gguf,
             h,
             spec,

@@ -6,6 +6,7 @@
 mod adapters;
 mod binding;
 pub(crate) mod drafter;
+mod drafter_memory;
 mod encoder;
 mod error;
 mod family;

@@ -125,10 +125,9 @@ impl Live {
             seq.recall(&self.answer.text.tokens, &self.kinds[..n])?;
         }
         if let Some(speculator) = &self.answer.speculator {
-            speculator.keep(&mut seq)?;
-            seq.states
-                .iter_mut()
-                .for_each(|states| states.expect(self.n_read));
+            // Without memory for it, who reads it drafts nothing.
+            let _ = speculator.keep(&mut seq);
+            seq.expect(self.n_read);
         }
         // What is computed again is not pooled again.
         if self.pooling.is_some() {
@@ -174,6 +173,9 @@ impl Live {
     /// Releases its pages.
     pub(super) fn release_sequence(&mut self) {
         self.stop_reading();
+        if let Some(speculator) = &mut self.answer.speculator {
+            speculator.release();
+        }
         if let Some(mut seq) = self.seq.take() {
             self.timings.adapters += seq.adapter_time;
             self.pooling = seq.pooling.take();

@@ -314,7 +314,7 @@ impl Session {
         engine.check(seq, tokens)?;
         let h = engine.model().hparams();
         let end = seq.position() + tokens.len();
-        seq.states.iter_mut().for_each(|states| states.expect(end));
+        seq.expect(end);
         let has_states = raw || seq.hook.is_some();
         let most = seq.spans.most_in_pass(*n_batch);
         let n_rows = tokens.len().saturating_sub(first).min(most);

@@ -146,6 +146,12 @@ pub enum VisionError {
         /// Usable types.
         expected: &'static str,
     },
+    /// The model denoises whole texts.
+    #[error("a model of {arch} denoises whole texts, and reads no images: leave them out")]
+    Denoises {
+        /// Its architecture.
+        arch: String,
+    },
     /// The projector is for another model.
     #[error("the projector belongs to another model: {what}")]
     OtherModel {

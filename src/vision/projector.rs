@@ -68,8 +68,12 @@ impl Projector {
     /// # Errors
     /// As [`Projector::open`].
     pub fn from_gguf(gguf: Gguf, model: &Model) -> Result<Projector, VisionError> {
-        let kind = kind(gguf.metadata())?;
         let h = model.hparams();
+        if h.diffusion.is_some() {
+            let arch = h.arch.clone();
+            return Err(VisionError::Denoises { arch });
+        }
+        let kind = kind(gguf.metadata())?;
         if !kind.of_models.contains(&h.arch.as_str()) {
             let what = format!(
                 "a projector of type {:?} is for {}, not {}",

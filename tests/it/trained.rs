@@ -4,17 +4,18 @@
 use crate::common::{conformance, few_or_many, numbers, read_f32, read_json};
 use crate::mtp::set_vocabulary;
 use crate::mutants::models;
-use crate::run::{engine, open};
+use crate::run::{engine, level, open};
 use crate::tiny::Parts;
 use ruvllm::KvType;
 use ruvllm::decode::{Draft, DraftStats, Drafter, Speculation, TrainedDrafter};
-use ruvllm::engine::{CacheMode, Sequence};
+use ruvllm::engine::{CacheMode, PlanOptions, Sequence};
 use ruvllm::gguf::{Array, Gguf, Value};
 use ruvllm::kv::KvTiers;
-use ruvllm::model::ModelError;
+use ruvllm::model::{ModelError, OpenOptions};
 use ruvllm::scheduler::{Request, Schedule, ScheduleOptions};
 use ruvllm::{Engine, Model, Sampler, SamplerOptions, Session, SessionError, SessionOptions};
 use serde_json::Value as Json;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -612,5 +613,307 @@ fn numbers_are_those_of_the_reference() {
         }
         eprintln!("{kind}: {n_all} drafts, {largest} apart at most");
         assert!(n_all > 0);
+    }
+}
+
+/// A drafter that tells how often it was asked for guesses, and the most bytes that it held.
+#[derive(Debug)]
+struct Told {
+    drafter: TrainedDrafter,
+    told: Arc<Mutex<(usize, u64)>>,
+}
+
+impl Told {
+    fn new(drafter: TrainedDrafter) -> Told {
+        let told = Arc::default();
+        Told { drafter, told }
+    }
+}
+
+impl Drafter for Told {
+    fn name(&self) -> &'static str {
+        self.drafter.name()
+    }
+
+    fn push(&mut self, tokens: &[u32]) {
+        self.drafter.push(tokens);
+    }
+
+    fn reads_states(&self) -> bool {
+        self.drafter.reads_states()
+    }
+
+    fn reads_inputs(&self) -> &[usize] {
+        self.drafter.reads_inputs()
+    }
+
+    fn read(&mut self, n: usize, seq: &Sequence, n_text: usize) {
+        self.drafter.read(n, seq, n_text);
+        let mut told = self.told.lock().unwrap();
+        told.0 += 1;
+        told.1 = told.1.max(self.drafter.bytes());
+    }
+
+    fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
+        self.drafter.draft(n, draft);
+    }
+
+    fn release(&mut self) {
+        self.drafter.release();
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Drafter> {
+        Box::new(Told {
+            drafter: self.drafter.clone(),
+            told: Arc::clone(&self.told),
+        })
+    }
+}
+
+/// What a drafter takes is what the plan says; when the generation ends, it is gone.
+#[test]
+fn memory_is_planned_and_freed() {
+    let model = target(false);
+    for (kind, n_ctx) in KINDS.iter().flat_map(|kind| [(kind, 500), (kind, 2000)]) {
+        let engine = engine(&model, 2);
+        let drafter = trained(kind, &engine);
+        let options = SessionOptions {
+            n_ctx: Some(n_ctx),
+            ..SessionOptions::default()
+        };
+        let memory = drafter.memory().clone();
+        let [weights, of_text] = [memory.weights(), memory.of_text(n_ctx, options.n_batch)];
+        let plain = PlanOptions {
+            n_threads: NonZeroUsize::new(2),
+            ..options.clone().into()
+        };
+        let planned = PlanOptions {
+            drafters: vec![memory],
+            n_sequences: 3,
+            ..plain.clone()
+        };
+        let without = PlanOptions {
+            n_sequences: 3,
+            ..plain
+        };
+        let [plan, without] = [&planned, &without].map(|plan| model.memory_plan(plan).unwrap());
+        assert_eq!(plan.drafters, weights + 3 * of_text);
+        assert_eq!(
+            plan.needed() - without.needed(),
+            plan.drafters + plan.buffers - without.buffers
+        );
+        let told = Told::new(drafter);
+        let most = Arc::clone(&told.told);
+        let speculation = Speculation::by(told).fixed_length(15);
+        let mut session = engine.session_with(&options).unwrap();
+        let rest = |session: &Session| session.state().memory().rest;
+        let before = rest(&session);
+        let prompt: Vec<u32> = (0..n_ctx as u32 - 200).map(|i| i * i % 47).collect();
+        let mut greedy = sampler(0);
+        let generation = session.generate(&prompt, &mut greedy).unwrap();
+        drop(generation);
+        session.clear();
+        let plain = rest(&session);
+        let mut generation = session
+            .generate(&[1u32], &mut greedy)
+            .unwrap()
+            .max_tokens(1)
+            .speculate(speculation.clone());
+        generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+        drop(generation);
+        assert_eq!(
+            rest(&session),
+            plain,
+            "{kind}: kept when the generation has ended"
+        );
+        // Of a prompt the end is read.
+        session.clear();
+        session.keep_for(&speculation).unwrap();
+        let mut generation = session
+            .generate(&prompt, &mut greedy)
+            .unwrap()
+            .max_tokens(199)
+            .speculate(speculation.clone());
+        generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+        let kept = rest(generation.session()) - plain;
+        drop(generation);
+        let taken = most.lock().unwrap().1 + kept;
+        eprintln!("{kind}: {taken} bytes taken, {of_text} planned");
+        assert!(before <= plain);
+        assert!(
+            taken <= of_text && 20 * of_text.abs_diff(taken) <= of_text + 20 * 4096,
+            "{kind} {n_ctx}: {taken} bytes taken, {of_text} planned"
+        );
+        assert!(engine.memory().buffers <= plan.buffers, "{kind}");
+    }
+}
+
+/// Where memory is limited, drafters have a part of it: what does not fit is refused, or not drafted
+/// for; the text is the same, and what was taken comes back.
+#[test]
+fn memory_limits_hold_for_drafters() {
+    let model = |limit: Option<u64>| {
+        let shapes = models().iter().find(|shapes| shapes.name == "gemma4-moe");
+        let mut parts = shapes.unwrap().parts();
+        set_vocabulary(&mut parts, N_VOCAB);
+        let options = OpenOptions::new().arch(level());
+        let options = match limit {
+            Some(limit) => options.memory_limit(limit),
+            None => options,
+        };
+        options.open_gguf(parts.gguf()).unwrap()
+    };
+    let options = SessionOptions {
+        n_ctx: Some(400),
+        ..SessionOptions::default()
+    };
+    let of_engine = PlanOptions {
+        n_threads: NonZeroUsize::new(2),
+        ..SessionOptions::default().into()
+    };
+    let plan = model(None).memory_plan(&of_engine).unwrap();
+    for kind in KINDS {
+        let free = engine(&model(None), 2);
+        let of = (&[5u32, 9, 2][..], 0, 60);
+        let (expected, _) = texts(free.session_with(&options).unwrap(), of, None);
+        let drafter = trained(kind, &free);
+        let weights = drafter.memory().weights();
+        let kv = drafter.memory().of_text(400, 512);
+        let session = model(None).memory_plan(&options.clone().into()).unwrap().kv;
+        for (room, drafts) in [
+            (weights + kv + 2 * session, true),
+            (weights + session, false),
+        ] {
+            let limit = plan.needed() - plan.kv + room;
+            let model = model(Some(limit));
+            let engine = engine(&model, 2);
+            let speculation = Speculation::by(trained(kind, &engine)).fixed_length(4);
+            assert_eq!(engine.pool().stats().drafters, weights);
+            let session = engine.session_with(&options).unwrap();
+            let (tokens, stats) = texts(session, of, Some(&speculation));
+            assert_eq!(tokens, expected, "{kind}");
+            assert_eq!(stats.n_drafted > 0, drafts, "{kind} {room}: {stats:?}");
+            assert_eq!(engine.pool().stats().drafters, weights);
+            drop(speculation);
+            assert_eq!(engine.pool().stats().drafters, 0);
+        }
+        let engine = engine(&model(Some(plan.needed() - plan.kv + weights / 2)), 2);
+        let refused = TrainedDrafter::open(drafter_file(kind), &engine);
+        assert!(
+            matches!(&refused, Err(SessionError::DrafterMemory { need, .. }) if *need == weights),
+            "{refused:?}"
+        );
+    }
+}
+
+fn drafter_file(kind: &str) -> Gguf {
+    drafter(kind).gguf()
+}
+
+/// Several at a time, which read others' inputs: each drafts.
+#[test]
+fn drafters_of_different_inputs_draft_together() {
+    let engine = engine(&target(false), 2);
+    let options = SessionOptions {
+        n_ctx: Some(400),
+        ..SessionOptions::default()
+    };
+    let mut other = drafter("eagle3");
+    let layers = Value::Array(Array::U32(vec![2, 4]));
+    other.set("eagle3.target_layers", layers);
+    other.remove_tensor("fc.weight");
+    other.hashed("fc.weight", &[2 * N_EMBD, N_EMBD]);
+    let other = TrainedDrafter::open(other.gguf(), &engine)
+        .unwrap()
+        .unwrap();
+    let all = KINDS.map(|kind| Told::new(trained(kind, &engine)));
+    let other = Told::new(other);
+    let told: Vec<_> = all
+        .iter()
+        .chain([&other])
+        .map(|told| Arc::clone(&told.told))
+        .collect();
+    let [first, second, third] = all;
+    let speculation = Speculation::by(first)
+        .and(second)
+        .and(other)
+        .and(third)
+        .fixed_length(3);
+    let of = (&[5u32, 9, 2][..], 1, 60);
+    let (plain, _) = texts(engine.session_with(&options).unwrap(), of, None);
+    let (drafted, stats) = texts(
+        engine.session_with(&options).unwrap(),
+        of,
+        Some(&speculation),
+    );
+    assert_eq!(drafted, plain);
+    assert!(stats.n_drafted > 0);
+    for told in told {
+        let (n_asked, bytes) = *told.lock().unwrap();
+        assert!(n_asked > 20 && bytes > 0, "{n_asked} times, {bytes} bytes");
+    }
+}
+
+/// A text whose context is shifted, beyond the drafter's own context: the same, and it is drafted for
+/// behind the shifts.
+#[test]
+fn contexts_are_shifted() {
+    let engine = engine(&target(false), 2);
+    let options = SessionOptions {
+        n_ctx: Some(192),
+        context_shift: Some(5),
+        ..SessionOptions::default()
+    };
+    for (i, kind) in KINDS.iter().enumerate() {
+        for length in [None, Some(4)] {
+            let of = (&[5u32, 9, 2][..], i as u64, 700);
+            let (plain, _) = texts(engine.session_with(&options).unwrap(), of, None);
+            assert_eq!(plain[0].len(), 700);
+            let by = Speculation::by(trained(kind, &engine));
+            let speculation = match length {
+                Some(n) => by.fixed_length(n),
+                None => by,
+            };
+            let session = engine.session_with(&options).unwrap();
+            let (drafted, stats) = texts(session, of, Some(&speculation));
+            assert_eq!(drafted, plain, "{kind} {length:?}");
+            assert!(
+                length.is_none() || stats.n_passes > 700,
+                "{kind}: {stats:?}"
+            );
+        }
+    }
+}
+
+/// A drafter whose guesses do not come true is turned off, and asked again seldom: of so many passes
+/// few have drafts.
+#[test]
+fn who_guesses_wrong_is_turned_off() {
+    let engine = engine(&target(false), 2);
+    let options = SessionOptions {
+        n_ctx: Some(1600),
+        ..SessionOptions::default()
+    };
+    for kind in KINDS {
+        let told = Told::new(trained(kind, &engine));
+        let asked = Arc::clone(&told.told);
+        let speculation = Speculation::by(told);
+        let session = engine.session_with(&options).unwrap();
+        let of = sampler(1);
+        let mut generation = session
+            .into_generation(&[5u32, 9, 2], of)
+            .max_tokens(1500)
+            .speculate(speculation);
+        generation.by_ref().for_each(|piece| drop(piece.unwrap()));
+        let (_, stats) = generation.drafters()[0];
+        let n_asked = asked.lock().unwrap().0;
+        eprintln!(
+            "{kind}: asked {n_asked} times, {stats:?}, {} passes",
+            generation.n_passes()
+        );
+        // A drafter that is believed at first, and a retry each 256 tokens.
+        assert!(n_asked < 100, "{kind}: asked {n_asked} times");
+        assert!(stats.n_drafted < 100, "{kind}: {stats:?}");
+        assert!(generation.n_passes() + 60 > 1500, "{kind}");
     }
 }

@@ -8,8 +8,8 @@ use crate::flags::template::{
     ImageTemplate, Pictures, Renderer, TemplateArgs, bos_text, eos_text, parts, transcript_note,
 };
 use crate::flags::{
-    Drafted, ImageArgs, Learning, ModelArgs, PlacementArgs, TextArgs, no_tokenizer, read, session,
-    speculate, tell_failure,
+    Drafted, ImageArgs, Learning, ModelArgs, PlacementArgs, TextArgs, keep_for, no_tokenizer, read,
+    session, speculate, tell_failure,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
@@ -129,6 +129,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session.sequence().n_ctx(),
         &args.text.session,
     )?;
+    keep_for(&mut session, speculation.as_ref());
     let learning = (args.text).begin_learning(&session, session_id(args))?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "vision")]
 use crate::flags::ProjectorArgs;
-use crate::flags::{ModelArgs, PlacementArgs, forced_level, level};
+use crate::flags::{ModelArgs, PlacementArgs, drafter_memory, forced_level, level};
 use crate::io::measured::Entry;
 use crate::io::memory::Report;
 use crate::io::{Failure, print, print_json, size};
@@ -12,6 +12,7 @@ use ruvllm::arch::Arch;
 use ruvllm::engine::default_threads;
 use serde_json::json;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,6 +39,9 @@ pub(crate) struct Args {
     #[cfg(feature = "webgpu")]
     #[arg(long, value_name = "N", conflicts_with = "json", num_args = 0..=1)]
     gpu: Option<Option<usize>>,
+    /// Drafter that was trained for the model, whose memory is told [short: -md]
+    #[arg(long, value_name = "FILE")]
+    model_draft: Option<PathBuf>,
     #[cfg(feature = "vision")]
     #[command(flatten)]
     projector: ProjectorArgs,
@@ -347,14 +351,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// What a model takes, and a picture, if there is a projector.
 fn report(args: &Args, model: &Model) -> Result<Report, Failure> {
-    #[cfg_attr(not(feature = "vision"), expect(unused_mut))]
     let mut report = Report::of(model)?;
+    if let Some(path) = &args.model_draft {
+        match drafter_memory(path, model)? {
+            Some(drafter) => report.add_drafter(&drafter),
+            None => {
+                let message = format!(
+                    "{}: no drafter that was trained for a model",
+                    path.display()
+                );
+                return Err(Failure::Work(message));
+            }
+        }
+    }
     #[cfg(feature = "vision")]
     if let Some(projector) = args.projector.any(&args.model, model)? {
         report.add_images(model, &projector, args.projector.options())?;
     }
-    #[cfg(not(feature = "vision"))]
-    let _ = args;
     Ok(report)
 }
 

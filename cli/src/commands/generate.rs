@@ -1,8 +1,8 @@
 //! `ruvllm generate`: continues a text. What the program does without a subcommand.
 
 use crate::flags::{
-    DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, kv_bytes, no_tokenizer, read,
-    session, speculate, tell_failure,
+    DiffusionArgs, Drafted, ModelArgs, PlacementArgs, TextArgs, both, keep_for, kv_bytes,
+    no_tokenizer, read, session, speculate, tell_failure,
 };
 use crate::io::{
     Failure, file_or_pipe, measured, milliseconds, note, on_interrupt, paint, per_second, print,
@@ -123,6 +123,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let model = args.model.open(&args.placement)?;
     if model.hparams().diffusion.is_some() {
+        #[cfg(feature = "vision")]
+        if args.images.has_images() {
+            return Err(Failure::Usage(format!(
+                "--image: a model of {} denoises whole texts, and reads no images",
+                model.hparams().arch
+            )));
+        }
         return denoise(args, &model, &prompt, start.elapsed());
     }
     args.diffusion.none()?;
@@ -137,6 +144,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session.sequence().n_ctx(),
         &args.text.session,
     )?;
+    keep_for(&mut session, speculation.as_ref());
     let session_id = format!("generate-{}", unix_time());
     let mut learning = args.text.begin_learning(&session, session_id)?;
     let load = start.elapsed();

@@ -45,6 +45,6 @@ pub(crate) use overwrite::OverwriteArg;
 #[cfg(feature = "serve")]
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use session::{SessionArgs, kv_bytes, session};
-pub(crate) use speculation::{Drafted, SpeculationArgs, speculate};
+pub(crate) use speculation::{Drafted, SpeculationArgs, drafter_memory, keep_for, speculate};
 pub(crate) use text::{TextArgs, read};
 pub(crate) use threads::{MAX_THREADS, ThreadsArg};

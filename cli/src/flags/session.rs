@@ -146,13 +146,9 @@ impl SessionArgs {
     /// leave of the memory that there is, at least a whole context. Not set where --memory-limit
     /// says it, or the system does not tell.
     #[cfg(feature = "serve")]
-    pub(crate) fn kv_budget(
-        options: &SessionOptions,
-        model: &Model,
-    ) -> Result<Option<u64>, Failure> {
-        let plan = model.memory_plan(&options.clone().into())?;
+    pub(crate) fn kv_budget(plan: &ruvllm::engine::MemoryPlan, model: &Model) -> Option<u64> {
         let bytes = crate::io::memory::to_fill().filter(|_| model.memory_limit().is_none());
-        Ok(bytes.map(|bytes| bytes.saturating_sub(plan.needed() - plan.kv).max(plan.kv)))
+        bytes.map(|bytes| bytes.saturating_sub(plan.needed() - plan.kv).max(plan.kv))
     }
 
     /// An engine for sessions that learn or do not, with so many bytes for their keys and values,

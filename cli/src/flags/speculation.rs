@@ -2,7 +2,7 @@
 
 use super::model::{PlacementArgs, open};
 use super::session::SessionArgs;
-use crate::io::{Failure, measured, milliseconds};
+use crate::io::{Failure, measured, milliseconds, note};
 use clap::ValueEnum;
 use ruvllm::Generation;
 use ruvllm::Model;
@@ -11,10 +11,11 @@ use ruvllm::Session;
 use ruvllm::decode::{
     DraftStats, Drafter, ModelDrafter, MtpDrafter, NgramDrafter, Speculation, TrainedDrafter,
 };
+use ruvllm::engine::DrafterMemory;
 use ruvllm::gguf::Gguf;
 use ruvllm::{Engine, SessionError, SessionOptions};
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Several tokens per pass.
 #[derive(clap::Args)]
@@ -56,6 +57,15 @@ impl SpeculationArgs {
     /// Whether sessions have to keep hidden states, see [`SessionOptions::keep_states`].
     pub(crate) fn reads_states(&self) -> bool {
         self.spec.contains(&Who::Mtp)
+    }
+
+    /// Memory of the drafter that was trained for the model, if -md gives one.
+    pub(crate) fn memory(&self, model: &Model) -> Result<Option<DrafterMemory>, Failure> {
+        let is_wanted = self.spec.is_empty() || self.spec.contains(&Who::Draft);
+        match self.model_draft.as_ref().filter(|_| is_wanted) {
+            Some(path) => drafter_memory(path, model),
+            None => Ok(None),
+        }
     }
 
     /// Those that the flags name, as [`SpeculationArgs::open`] has them; `target` knows from then
@@ -128,6 +138,20 @@ impl SpeculationArgs {
             ));
         }
         Ok(all)
+    }
+}
+
+/// Memory of the drafter in a file, if it was trained for a model.
+pub(crate) fn drafter_memory(path: &Path, model: &Model) -> Result<Option<DrafterMemory>, Failure> {
+    let failed = |error: SessionError| Failure::Work(format!("{}: {error}", path.display()));
+    DrafterMemory::open(Gguf::open(path)?, model).map_err(failed)
+}
+
+/// Lets a session keep what drafters read, also of a prompt that is computed before they are asked.
+/// Without memory for that, they draft nothing.
+pub(crate) fn keep_for(session: &mut Session, speculation: Option<&Speculation>) {
+    if let Some(Err(error)) = speculation.map(|speculation| session.keep_for(speculation)) {
+        note(format!("drafts: {error}"));
     }
 }
 

@@ -5,7 +5,7 @@ use super::Failure;
 use super::size::size;
 use ruvllm::Model;
 use ruvllm::SessionOptions;
-use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, Recommendation};
+use ruvllm::engine::{CacheMode, DrafterMemory, MemoryPlan, PlanOptions, Recommendation};
 use ruvllm::lora::Adapter;
 #[cfg(feature = "vision")]
 use ruvllm::vision::{Image, ImageOptions, Projector};
@@ -80,6 +80,24 @@ impl Report {
             ),
         ]);
         Ok(())
+    }
+
+    /// Adds what a drafter takes that was trained for the model.
+    pub(crate) fn add_drafter(&mut self, drafter: &DrafterMemory) {
+        let (n_ctx, n_batch) = (self.plan.n_ctx, SessionOptions::default().n_batch);
+        let of_text = format!("for what a drafter keeps of a text of {n_ctx} tokens");
+        self.besides.extend([
+            (
+                "drafter",
+                "for the weights of a drafter".into(),
+                drafter.weights(),
+            ),
+            (
+                "drafter_text",
+                of_text.into(),
+                drafter.of_text(n_ctx, n_batch),
+            ),
+        ]);
     }
 
     /// Of a plan alone.

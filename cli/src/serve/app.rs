@@ -26,7 +26,7 @@ use ruvllm::Tokenizer;
 use ruvllm::chat::LocalTime;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CacheMode, MemoryPlan, PrefixOptions, Reuse, SharedThreads};
+use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, PrefixOptions, Reuse, SharedThreads};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::TokenMask;
@@ -358,10 +358,10 @@ impl App {
         let options = session_options(args, &purpose, &model)?;
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let adapters = served_adapters(args, &registry)?;
-        let plan = model.memory_plan(&options.clone().into())?;
+        let plan = plan(args, &options, &model)?;
         (purpose.has_room)(plan.needed())?;
         purpose.beside_answers(|| begin_trie(&model))?;
-        let kv_budget = kv_budget(&options, &model, &plan, purpose.n_models)?;
+        let kv_budget = kv_budget(&model, &plan, purpose.n_models);
         let engine =
             args.session
                 .engine_on(purpose.threads, &model, purpose.learns, &options, kv_budget)?;
@@ -462,19 +462,29 @@ fn session_options(
     Ok(options)
 }
 
+/// What a session takes with these options, and a drafter that was trained for the model, for all
+/// requests that are computed at a time.
+fn plan(args: &AppArgs, options: &SessionOptions, model: &Model) -> Result<MemoryPlan, Failure> {
+    let drafter = args.speculation.memory(model)?;
+    let mut plan = model.memory_plan(&PlanOptions {
+        drafters: drafter.iter().cloned().collect(),
+        ..options.clone().into()
+    })?;
+    let others = u64::from(args.parallel).saturating_sub(1);
+    let of_text = drafter.map_or(0, |drafter| drafter.of_text(plan.n_ctx, options.n_batch));
+    let of_others = others.saturating_mul(of_text);
+    plan.drafters = plan.drafters.saturating_add(of_others);
+    Ok(plan)
+}
+
 /// Most bytes for keys and values of a model that is one of `n_models`: an equal part of what there
 /// is for one, at least a whole context.
-fn kv_budget(
-    options: &SessionOptions,
-    model: &Model,
-    plan: &MemoryPlan,
-    n_models: u64,
-) -> Result<Option<u64>, Failure> {
+fn kv_budget(model: &Model, plan: &MemoryPlan, n_models: u64) -> Option<u64> {
     let for_one = match (n_models, model.memory_limit()) {
         (2.., Some(limit)) => Some(limit.saturating_sub(plan.needed() - plan.kv)),
-        _ => SessionArgs::kv_budget(options, model)?,
+        _ => SessionArgs::kv_budget(plan, model),
     };
-    Ok(for_one.map(|bytes| (bytes / n_models.max(1)).max(plan.kv)))
+    for_one.map(|bytes| (bytes / n_models.max(1)).max(plan.kv))
 }
 
 /// What loads the models of a server, and what they share.

@@ -4,6 +4,7 @@
 use super::{Folder, fails, parsed, run, text, tiny};
 use ruvllm::Model;
 use ruvllm::decode::{DenoiseOptions, Denoiser};
+use ruvllm::vision::{Projector, VisionError};
 use ruvllm::{Sampler, SamplerOptions};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -84,6 +85,14 @@ fn texts_are_denoised() {
         let call = [&base[..], &more, &["--temp", "1", "-s", "7", "--json"]].concat();
         assert_eq!(parsed(&run(&call))["ids"], parsed(&run(&call))["ids"]);
         fails(&[&base[..], &["-r", "x"]].concat(), 2, &["-r", "denoises"]);
+        let images = ["--image", "x.png"];
+        let of_images = ["--image", name, "denoises"];
+        fails(&[&base[..], &images].concat(), 2, &of_images);
+        let projector = Projector::open(&path, &model);
+        assert!(
+            matches!(&projector, Err(VisionError::Denoises { arch }) if arch == name),
+            "{projector:?}"
+        );
     }
 }
 

@@ -513,6 +513,35 @@ fn equal_llama_cpp() {
     }
 }
 
+/// What the configuration of a LLaVA leaves out is what transformers takes: of the encoder's layers
+/// all but the last.
+#[test]
+fn llava_reads_the_last_layer_but_one() {
+    let Some(root) = root() else { return };
+    for (kind, wrapper, tables) in kinds() {
+        if !["llava15", "llavanext"].contains(&kind) {
+            continue;
+        }
+        let (folder, _) = folder(&root.join(kind), kind, wrapper, &tables);
+        let convert = || {
+            let out = folder.0.join("out.gguf");
+            let path = out.to_str().unwrap();
+            let output = folder.convert(&["--mmproj", "-o", path, "--overwrite"]);
+            assert!(output.status.success(), "{kind}: {output:?}");
+            std::fs::read(out).unwrap()
+        };
+        let config = std::fs::read(folder.model().join("config.json")).unwrap();
+        let mut config: Json = serde_json::from_slice(&config).unwrap();
+        config["vision_feature_layer"] = json!(-2);
+        folder.write("config.json", config.to_string());
+        let told = convert();
+        let keys = config.as_object_mut().unwrap();
+        keys.remove("vision_feature_layer");
+        folder.write("config.json", config.to_string());
+        assert!(convert() == told, "{kind}");
+    }
+}
+
 /// What no projector can be made of is refused by name, and leaves no file.
 #[test]
 fn refused() {

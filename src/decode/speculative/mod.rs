@@ -43,8 +43,10 @@ const MARGIN: f64 = 1.1;
 const COSTLY: f64 = 0.01;
 /// Most guesses while it is not known how long one takes.
 const FIRST: usize = 3;
-/// Steps after which a drafter that did not pay is asked again.
+/// Steps after which a drafter that did not pay is asked again, at the earliest, and the share of the
+/// time of these steps that it may take: it reads what came meanwhile.
 const RETRY: usize = 256;
+const RETRY_SHARE: f64 = 0.01;
 /// Guesses that count for what is known of a drafter; older ones are forgotten.
 const MEMORY: f64 = 32.0;
 /// What is thought of a drafter before its first guesses were tested: how many come true, by grade,
@@ -117,6 +119,10 @@ pub trait Drafter: Debug + Send + Sync {
         let _ = recent;
     }
 
+    /// The text waits: gives back the memory of what was computed of it, which is computed again
+    /// when it goes on.
+    fn release(&mut self) {}
+
     /// Leaves in `draft`, which is empty, at most `n` tokens that may come next, in their order.
     fn draft(&mut self, n: usize, draft: &mut Vec<Draft>);
 
@@ -181,6 +187,11 @@ impl Speculation {
         self
     }
 
+    /// Lets the sequence keep what the drafters read of it from now on.
+    pub(crate) fn keep(&self, seq: &mut Sequence) -> Result<(), SessionError> {
+        keep(self.drafters.iter().map(|drafter| &**drafter), seq)
+    }
+
     /// Drafts `n` tokens at every step, at most 15, even where that is slower than to draft none:
     /// for measurements and tests.
     #[must_use]
@@ -188,6 +199,23 @@ impl Speculation {
         self.length = Some(n);
         self
     }
+}
+
+/// Lets the sequence keep what the drafters read of it from now on.
+fn keep<'a>(
+    drafters: impl Iterator<Item = &'a dyn Drafter>,
+    seq: &mut Sequence,
+) -> Result<(), SessionError> {
+    for drafter in drafters {
+        if drafter.reads_states() {
+            seq.keep_states()?;
+        }
+        let layers = drafter.reads_inputs();
+        if !layers.is_empty() {
+            seq.keep_inputs(layers)?;
+        }
+    }
+    Ok(())
 }
 
 /// What became of drafts.
@@ -216,6 +244,8 @@ struct Tracked {
     /// Seconds that a guess takes, as a moving average, and steps since it was last asked.
     cost: f64,
     n_skipped: usize,
+    /// Seconds that it took when it was last asked again though it had not paid.
+    retry_time: f64,
     /// Its newest draft, and how many tokens of it have come true: so it is tested also where
     /// nobody computes it.
     draft: Vec<Draft>,
@@ -237,6 +267,7 @@ impl Tracked {
             cost: 0.0,
             // The first draft is not measured: who makes it reads the prompt.
             n_skipped: 2,
+            retry_time: 0.0,
             draft: Vec::new(),
             n_true: 0,
             p: Vec::new(),
@@ -283,11 +314,18 @@ impl Tracked {
         let p = std::iter::successors(Some(accepted), |p| Some(p * accepted));
         let length = best_length(times, n_rows, (n_texts, self.cost), p.take(n));
         self.n_skipped += 1;
-        if length == 0 && self.n_skipped.is_multiple_of(RETRY) {
+        if length == 0 && self.retries(plain) {
             n.min(1)
         } else {
             length
         }
+    }
+
+    /// Whether it is asked again though it did not pay: where a pass takes `plain` seconds, what it
+    /// has to read is to take a small share of the time that has passed.
+    fn retries(&self, plain: f64) -> bool {
+        let n = self.n_skipped;
+        n.is_multiple_of(RETRY) && self.retry_time <= RETRY_SHARE * plain * n as f64
     }
 
     /// Its part of the next pass for the draft that was asked for.
@@ -314,6 +352,9 @@ impl Tracked {
         self.drafter.draft(n, &mut self.draft);
         self.draft.truncate(n);
         let time = timer.elapsed() + in_passes;
+        if self.n_skipped >= RETRY {
+            self.retry_time = time.as_secs_f64();
+        }
         // Who reads what came while it was not asked is not measured.
         if self.n_skipped <= 1 && !self.draft.is_empty() {
             let cost = time.as_secs_f64() / self.draft.len() as f64;
@@ -367,28 +408,20 @@ impl Speculator {
         self
     }
 
-    /// Whether a drafter reads hidden states.
-    pub(crate) fn reads_states(&self) -> bool {
-        self.drafters
-            .iter()
-            .any(|tracked| tracked.drafter.reads_states())
-    }
-
     /// Lets the sequence keep what drafters read of it from now on.
     ///
     /// # Errors
     /// If there is no memory for that: who reads it drafts nothing.
     pub(crate) fn keep(&self, seq: &mut Sequence) -> Result<(), SessionError> {
-        if self.reads_states() {
-            seq.keep_states()?;
-        }
-        let inputs = self
-            .drafters
-            .iter()
-            .map(|tracked| tracked.drafter.reads_inputs());
-        match inputs.max_by_key(|layers| layers.len()) {
-            Some(layers) if !layers.is_empty() => seq.keep_inputs(layers),
-            _ => Ok(()),
+        keep(self.drafters.iter().map(|tracked| &*tracked.drafter), seq)
+    }
+
+    /// Lets the drafters give back their memory, see [`Drafter::release`].
+    pub(crate) fn release(&mut self) {
+        for tracked in &mut self.drafters {
+            tracked.draft.clear();
+            tracked.p.clear();
+            tracked.drafter.release();
         }
     }
 

@@ -7,12 +7,9 @@ use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::options::SessionOptions;
 use crate::engine::sequence::Sequence;
+use crate::layers::draft::FEW;
 use crate::model::Model;
 use crate::tokenizer::Tokenizer;
-
-/// Most tokens that are read as generated ones: with few of them that takes less time than a
-/// prompt's panels.
-pub(crate) const FEW: usize = 32;
 
 /// Drafts, token by token, what a model thinks most probable. Its sequence follows the text: where
 /// a draft was rejected it is rewound. Passes are computed for all texts that are drafted for
@@ -179,6 +176,12 @@ impl Drafter for ModelDrafter {
         if !logits.is_empty() {
             self.guesses.push(best(logits));
         }
+    }
+
+    fn release(&mut self) {
+        self.seq = None;
+        self.n_read = 0;
+        self.guesses.clear();
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {

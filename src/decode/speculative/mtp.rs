@@ -1,7 +1,7 @@
 //! Drafts by a model's own block for multi-token prediction.
 
 use crate::compute::hook::TokenKind;
-use crate::decode::speculative::model::{FEW, best};
+use crate::decode::speculative::model::best;
 use crate::decode::speculative::{Draft, Drafter, MAX_DRAFT};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
@@ -9,6 +9,7 @@ use crate::engine::engine::Engine;
 use crate::engine::memory_plan::{block_options, plan_options};
 use crate::engine::options::SessionOptions;
 use crate::engine::sequence::Sequence;
+use crate::layers::draft::FEW;
 
 /// Drafts what the block for multi-token prediction of the model itself thinks most probable
 /// (`--spec mtp`): GLM 4.5, DeepSeek 3, Qwen 3 Next and 3.5 have one, if their files do.
@@ -178,6 +179,12 @@ impl Drafter for MtpDrafter {
         self.state.clear();
         self.state
             .extend_from_slice(&states[states.len() - n_embd..]);
+    }
+
+    fn release(&mut self) {
+        self.seq = None;
+        (self.n_read, self.begin) = (0, 0);
+        self.guesses.clear();
     }
 
     fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {

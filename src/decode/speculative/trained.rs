@@ -11,12 +11,14 @@ use crate::decode::speculative::model::check_vocabulary;
 use crate::decode::speculative::trained::pass::{Asked, Work};
 use crate::decode::speculative::{Draft, Drafter};
 use crate::engine::SessionError;
+use crate::engine::drafter_memory::DrafterMemory;
 use crate::engine::engine::Engine;
 use crate::engine::sequence::Sequence;
 use crate::gguf::Gguf;
+use crate::kv::Lent;
 use crate::layers::draft::spec::DraftKind;
+use crate::layers::draft::vec_bytes;
 use crate::layers::rope::RopeTables;
-use crate::model::drafter::DraftModel;
 use std::sync::Arc;
 
 /// Drafts what a model thinks most probable that was trained for the target (`-md FILE`): EAGLE 3 and
@@ -28,11 +30,14 @@ use std::sync::Arc;
 /// forced ones, it begins anew. It knows no adapters.
 #[derive(Debug)]
 pub struct TrainedDrafter {
-    model: Arc<DraftModel>,
+    memory: DrafterMemory,
     engine: Engine,
     rope: Arc<RopeTables>,
     text: Vec<u32>,
     work: Work,
+    /// For its weights, and for what it holds of the text, where the engine's memory is limited.
+    lent_for_all: Option<Arc<Lent>>,
+    lent: Option<Lent>,
     /// What it guesses behind the text, once it has read that.
     guesses: Vec<Draft>,
     /// What it last guessed from, of which tests have other engines' numbers: logits of each row of
@@ -48,21 +53,54 @@ impl TrainedDrafter {
     ///
     /// # Errors
     /// If the file is invalid or was not made for this model, or a device computes the engine's
-    /// passes.
+    /// passes; if its weights do not fit into the memory that the model was opened with.
     pub fn open(gguf: Gguf, engine: &Engine) -> Result<Option<TrainedDrafter>, SessionError> {
         let target = engine.model();
-        let model = DraftModel::open(gguf, target).map_err(SessionError::Drafter)?;
-        let Some(model) = model else {
+        let Some(memory) = DrafterMemory::open(gguf, target)? else {
             return Ok(None);
         };
         engine.cpu_only("drafters that read what the model computes")?;
-        if let (Some(own), Some(other)) = (&model.tokenizer, target.tokenizer()) {
+        if let (Some(own), Some(other)) = (&memory.0.tokenizer, target.tokenizer()) {
             check_vocabulary(own, other)?;
         }
-        Ok(Some(TrainedDrafter::on(Arc::new(model), engine.clone())))
+        let mut drafter = TrainedDrafter::on(memory, engine.clone());
+        if let Some(limit) = target.memory_limit() {
+            let (pool, bytes) = (engine.pool(), drafter.memory.weights());
+            let refused = |_| SessionError::DrafterMemory {
+                need: bytes,
+                left: pool.stats().left(),
+                limit,
+            };
+            drafter.lent_for_all = Some(Arc::new(pool.lend(bytes).map_err(refused)?));
+        }
+        Ok(Some(drafter))
     }
 
-    fn on(model: Arc<DraftModel>, engine: Engine) -> TrainedDrafter {
+    /// Its memory, for a [`MemoryPlan`](crate::engine::MemoryPlan).
+    pub fn memory(&self) -> &DrafterMemory {
+        &self.memory
+    }
+
+    /// Bytes that it holds for its text now.
+    pub fn bytes(&self) -> u64 {
+        let [logits, state] = &self.computed;
+        self.work.bytes() + vec_bytes(logits) + vec_bytes(state)
+    }
+
+    /// Takes what it needs for the text of `seq` out of the budget of the engine's pool, if that is
+    /// limited. Returns whether it is there.
+    fn has_memory(&mut self, seq: &Sequence) -> bool {
+        let n_ctx = seq.n_ctx();
+        self.work.set_most(self.memory.0.n_positions(n_ctx));
+        if let (None, Some(pool)) = (&self.lent, seq.limited_pool()) {
+            self.lent = pool.lend(self.memory.own_of_text(n_ctx)).ok();
+            return self.lent.is_some();
+        }
+        true
+    }
+
+    fn on(memory: DrafterMemory, engine: Engine) -> TrainedDrafter {
+        let model = &memory.0;
         let h = &model.h;
         let rope = RopeTables::new(&h.ropes, &model.weights.rope_factors, h.n_ctx_train);
         TrainedDrafter {
@@ -70,19 +108,22 @@ impl TrainedDrafter {
             rope: Arc::new(rope),
             text: Vec::new(),
             work: Work::new(h.n_layer),
+            lent_for_all: None,
+            lent: None,
             guesses: Vec::new(),
             computed: Default::default(),
             has_failed: false,
-            model,
+            memory,
         }
     }
 
     /// Leaves `n` guesses behind the text, or fewer.
     fn guess(&mut self, asked: &Asked<'_>) -> Result<(), SessionError> {
-        let of = (&*self.model, &self.engine, &*self.rope);
+        let model = &*self.memory.0;
+        let of = (model, &self.engine, &*self.rope);
         let (work, guesses) = (&mut self.work, &mut self.guesses);
         [work.logits, work.state] = std::mem::take(&mut self.computed);
-        let outcome = match self.model.spec.kind {
+        let outcome = match model.spec.kind {
             DraftKind::Eagle3 { .. } => eagle3::guess(of, work, asked, guesses),
             DraftKind::Dflash { n_block, mask } => {
                 dflash::guess(of, work, (n_block, mask), asked, guesses)
@@ -96,7 +137,7 @@ impl TrainedDrafter {
 
 impl Drafter for TrainedDrafter {
     fn name(&self) -> &'static str {
-        match self.model.spec.kind {
+        match self.memory.0.spec.kind {
             DraftKind::Eagle3 { .. } => "eagle3",
             DraftKind::Dflash { .. } => "dflash",
             DraftKind::Assistant => "assistant",
@@ -109,11 +150,11 @@ impl Drafter for TrainedDrafter {
     }
 
     fn reads_states(&self) -> bool {
-        self.model.spec.kind == DraftKind::Assistant
+        self.memory.0.spec.kind == DraftKind::Assistant
     }
 
     fn reads_inputs(&self) -> &[usize] {
-        &self.model.spec.inputs
+        &self.memory.0.spec.inputs
     }
 
     fn read(&mut self, n: usize, seq: &Sequence, n_text: usize) {
@@ -123,6 +164,10 @@ impl Drafter for TrainedDrafter {
         // A drafter of another model has nothing to read here.
         let is_of_target = seq.model().same(self.engine.model());
         if self.has_failed || n == 0 || !is_ready || !is_of_target {
+            return;
+        }
+        if !self.has_memory(seq) {
+            self.release();
             return;
         }
         let text = std::mem::take(&mut self.text);
@@ -138,6 +183,12 @@ impl Drafter for TrainedDrafter {
         self.text = text;
     }
 
+    fn release(&mut self) {
+        self.work = Work::new(self.memory.0.h.n_layer);
+        (self.computed, self.guesses) = Default::default();
+        self.lent = None;
+    }
+
     fn draft(&mut self, n: usize, draft: &mut Vec<Draft>) {
         draft.extend(self.guesses.drain(..).take(n));
     }
@@ -150,8 +201,9 @@ impl Drafter for TrainedDrafter {
 /// With a memory of its own, which is empty.
 impl Clone for TrainedDrafter {
     fn clone(&self) -> TrainedDrafter {
-        let mut clone = TrainedDrafter::on(Arc::clone(&self.model), self.engine.clone());
+        let mut clone = TrainedDrafter::on(self.memory.clone(), self.engine.clone());
         clone.rope = Arc::clone(&self.rope);
+        clone.lent_for_all.clone_from(&self.lent_for_all);
         (clone.text, clone.has_failed) = (self.text.clone(), self.has_failed);
         clone
     }

@@ -506,7 +506,9 @@ impl SeqKv {
         self.pending.clear();
         self.len += n;
         self.commit_states();
-        for pos in [checkpoint, self.len / KV_BLOCK * KV_BLOCK] {
+        // In their order: an image may end behind the border.
+        let border = self.len / KV_BLOCK * KV_BLOCK;
+        for pos in [checkpoint.min(border), checkpoint.max(border)] {
             if self.checkpoints.last().is_none_or(|last| last.pos < pos) {
                 self.add_checkpoint(pos, false, None);
             }

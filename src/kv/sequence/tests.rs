@@ -512,6 +512,19 @@ fn windows_hold_their_pages_only() {
     assert!(layout.bytes(32768, 512) <= 512 * of_full + 100 * of_window);
 }
 
+/// Where an image ends behind the last border of a page, both are places where a later text may go on.
+#[test]
+fn a_border_before_an_image_ends_is_a_checkpoint() {
+    let layout = KvLayout::new(KvType::F16.into(), [shape(Some(64), 1, 8, 8)]);
+    for (image_ends, expected) in [(90, vec![64, 90]), (40, vec![40, 64]), (64, vec![64])] {
+        let mut seq = SeqKv::new(KvPool::default(), Arc::new(layout.clone()));
+        seq.reserve(100).unwrap();
+        seq.commit_at(100, image_ends);
+        let found: Vec<usize> = seq.checkpoints.iter().map(|c| c.pos).collect();
+        assert_eq!(found, expected, "{image_ends}");
+    }
+}
+
 #[test]
 fn checkpoints_lie_at_growing_distances() {
     let layout = Arc::new(KvLayout::new(

@@ -75,6 +75,12 @@ impl Settings {
         self.first(&["num_attention_heads", "num_heads"])
     }
 
+    /// Whether what the configuration leaves out is what transformers takes for LLaVA.
+    fn is_llava(&self) -> Result<bool, Failure> {
+        let names = self.model.opt_strs("architectures")?.unwrap_or_default();
+        Ok(names.iter().any(|name| name.starts_with("Llava")))
+    }
+
     /// Layers that are computed: `vision_feature_layer` counts from the end, -1 being all of them.
     pub(super) fn n_layer(&self) -> Result<u32, Failure> {
         const MAX: u32 = 1 << 10;
@@ -85,6 +91,7 @@ impl Settings {
                     "vision_feature_layer is {layer}, and one layer's features are read"
                 ))
             })?,
+            None if self.is_llava()? => -2,
             None => -1,
         };
         let computed = i64::from(n) + 1 + from_end;

@@ -23,14 +23,15 @@ pub(super) fn guess(
     let Some(state) = states.len().checked_sub(n_target) else {
         return Ok(());
     };
-    work.state.clear();
-    work.state.extend_from_slice(&states[state..]);
+    room(&mut work.state, n_target).copy_from_slice(&states[state..]);
     let mut token = asked.text[asked.text.len() - 1];
     with_pass(of, work, 1, |pass, work| {
         for _ in 0..asked.n {
             pass.begin(1);
-            pass.embed(std::iter::once(token), &mut work.y);
-            work.y.extend_from_slice(&work.state);
+            let y = room(&mut work.y, pre.w.n_in);
+            let (of_token, of_state) = y.split_at_mut(pre.w.n_in - n_target);
+            pass.embed(std::iter::once(token), of_token);
+            of_state.copy_from_slice(&work.state);
             let x = room(&mut work.x, model.h.n_embd);
             let product = Product::of(pre, x, 1);
             pass.rows.on.linear(&work.y, 1, &mut [product]);

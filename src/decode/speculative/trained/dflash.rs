@@ -64,7 +64,7 @@ fn block(
     let (n, model) = (pass.model.h.n_embd, pass.model);
     pass.begin(n_block);
     let tokens = std::iter::once(token).chain(std::iter::repeat_n(mask, n_block - 1));
-    pass.embed(tokens, &mut work.x);
+    pass.embed(tokens, room(&mut work.x, n_block * n));
     pass.rows.turn_from(position);
     for (layer, memory) in model.weights.layers.iter().zip(&mut work.memories) {
         let y = room(&mut work.y, n_block * n);

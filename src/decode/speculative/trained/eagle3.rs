@@ -47,21 +47,21 @@ pub(super) fn guess(
         step(pass, work, layer, (first, m), tokens);
         work.n_read = last;
         for i in 0..asked.n {
-            let state = work.state.clone();
-            pass.best((&state, 1), (&mut work.e, &mut work.logits), guesses);
+            let (e, logits) = (&mut work.e, &mut work.logits);
+            pass.best((&work.state, 1), (e, logits), guesses);
             let Some(guess) = guesses.last().filter(|_| i + 1 < asked.n) else {
                 break;
             };
             let token = guess.token;
-            work.g.clear();
-            work.g.extend_from_slice(&state);
+            room(&mut work.g, n).copy_from_slice(&work.state);
             pass.begin(1);
             step(pass, work, layer, (last + i, 1), std::iter::once(token));
         }
     })
 }
 
-/// Takes `m` pairs of a token and features, `work.g`, through the layer; leaves the last one's state.
+/// Takes `m` pairs of a token and features, `work.g`, into the layer's memory, and the last one through
+/// the layer; leaves its state.
 fn step(
     pass: &mut Pass<'_, '_>,
     work: &mut Work,
@@ -77,24 +77,26 @@ fn step(
         } => norm_before_residual,
         _ => false,
     };
-    pass.embed(tokens, &mut work.e);
-    let (x, y) = (room(&mut work.x, m * n), room(&mut work.y, 2 * m * n));
-    x.copy_from_slice(&work.g);
+    pass.embed(tokens, room(&mut work.e, m * n));
+    let (x, y) = (room(&mut work.x, n), room(&mut work.y, 2 * m * n));
+    x.copy_from_slice(&work.g[(m - 1) * n..]);
     for (i, y) in y.chunks_exact_mut(2 * n).enumerate() {
         let (of_token, of_features) = y.split_at_mut(n);
         pass.rows.norm(&layer.norm, &work.e[i * n..][..n], of_token);
         if let Some(norm) = &layer.feature_norm {
             pass.rows.norm(norm, &work.g[i * n..][..n], of_features);
         }
-        if normed_first {
-            x[i * n..][..n].copy_from_slice(of_features);
+        if normed_first && i + 1 == m {
+            x.copy_from_slice(of_features);
         }
     }
     pass.rows.turn_from(position);
     let memory = &mut work.memories[0];
     pass.rows.remember(layer, y, memory);
-    pass.rows
-        .layer(layer, (memory, &|row| 0..position + row + 1), y, x);
-    work.state.clear();
-    work.state.extend_from_slice(&x[(m - 1) * n..]);
+    let last = position + m - 1;
+    pass.begin(1);
+    pass.rows.turn_from(last);
+    let y = &y[2 * (m - 1) * n..];
+    pass.rows.layer(layer, (memory, &|_| 0..last + 1), y, x);
+    room(&mut work.state, n).copy_from_slice(x);
 }

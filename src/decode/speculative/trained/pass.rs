@@ -1,18 +1,16 @@
 //! What drafters of all kinds compute with: their rows, embeddings and heads that may be the target's.
 
-use crate::compute::linear::{Ctx, Product, RowCtx, Scratch};
+use crate::compute::linear::{Ctx, Product, RowCtx};
 use crate::decode::speculative::Draft;
-use crate::decode::speculative::model::{FEW, best};
+use crate::decode::speculative::model::best;
 use crate::engine::SessionError;
 use crate::engine::engine::Engine;
 use crate::engine::options::CancelToken;
 use crate::engine::sequence::Sequence;
-use crate::layers::dense_ffn;
 use crate::layers::draft::memory::DraftMemory;
 use crate::layers::draft::weights::DraftInput;
-use crate::layers::draft::{DraftBuffers, DraftRows, room};
+use crate::layers::draft::{DraftBuffers, DraftRows, FEW, room, vec_bytes};
 use crate::layers::rope::RopeTables;
-use crate::layers::sizes::Sizes;
 use crate::model::Model;
 use crate::model::drafter::DraftModel;
 
@@ -60,6 +58,31 @@ impl Work {
             memories: vec![DraftMemory::default(); n_layer],
             ..Work::default()
         }
+    }
+
+    /// Keeps keys and values of at most `n` positions.
+    pub(super) fn set_most(&mut self, n: usize) {
+        self.memories
+            .iter_mut()
+            .for_each(|memory| memory.set_most(n));
+    }
+
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        let Work {
+            memories,
+            n_read: _,
+            buffers,
+            g,
+            e,
+            y,
+            x,
+            state,
+            logits,
+        } = self;
+        let memories = memories.iter().map(DraftMemory::bytes);
+        let vectors = [g, e, y, x, state, logits].into_iter().map(vec_bytes);
+        memories.chain(vectors).sum::<u64>() + buffers.bytes()
     }
 
     /// Goes on with the text's first `last` tokens, of the last of which there are `n` rows: where
@@ -118,21 +141,9 @@ fn with_buffers(
     f: impl FnOnce(&mut Pass<'_, '_>),
 ) -> Result<(), SessionError> {
     let target = engine.model();
-    let few = m.min(FEW);
     engine.enter(&CancelToken::default(), |threads, arena| {
-        let sizes = Sizes {
-            h: &model.h,
-            arch: target.arch(),
-            shapes: &model.weights.shapes,
-            n_threads: threads.n_threads(),
-        };
-        let n_ff = model.weights.layers.iter().map(|w| w.ffn.up.w.n_out);
-        let n_inner = dense_ffn::bytes(m, n_ff.max().unwrap_or(0));
-        let n_prompt = if m > FEW { m } else { 0 };
-        let (mut scratch, inner) = arena.plan(|frame| {
-            let scratch = Scratch::take(frame, sizes.products(), (few, n_prompt), 0);
-            (scratch, frame.take(n_inner))
-        })?;
+        let on = (target.arch(), threads.n_threads());
+        let (mut scratch, inner) = arena.plan(|frame| model.take(frame, on, m))?;
         let on = RowCtx {
             ctx: Ctx::without_adapters(target.arch(), threads, &model.gguf, 1),
             scratch: &mut scratch,
@@ -160,22 +171,17 @@ impl Pass<'_, '_> {
         self.rows.on.ctx.n_generated = if m > FEW { 0 } else { m };
     }
 
-    /// Embeddings of tokens, the drafter's or the target's.
-    pub(super) fn embed(&self, tokens: impl Iterator<Item = u32>, x: &mut Vec<f32>) {
+    /// Embeddings of tokens, the drafter's or the target's; one for each row of `x`.
+    pub(super) fn embed(&self, tokens: impl Iterator<Item = u32>, x: &mut [f32]) {
         // Gemma's assistant has a table, which is its head.
         let is_head = matches!(self.model.weights.input, DraftInput::States { .. });
         let (table, gguf) = match &self.model.weights.token_embd {
             Some(table) if !is_head => (table, &self.model.gguf),
             _ => (&self.target.weights().token_embd, self.target.gguf()),
         };
-        x.clear();
-        for token in tokens {
-            let (first, i) = (x.len(), token as usize);
-            x.resize(first + table.n_in, 0.0);
-            let data = table.data_of_rows(gguf, i..i + 1);
-            self.target
-                .arch()
-                .dequantize(table.dtype, data, &mut x[first..]);
+        for (token, x) in tokens.zip(x.chunks_exact_mut(table.n_in)) {
+            let data = table.data_of_rows(gguf, token as usize..token as usize + 1);
+            self.target.arch().dequantize(table.dtype, data, x);
         }
         let scale = self.model.spec.embd_scale;
         if scale != 1.0 {
