@@ -77,7 +77,7 @@ fn a_session_takes_its_cache_and_little_more() {
             session.decode(token).unwrap();
         }
         let taken = status("VmHWM").saturating_sub(before);
-        let planned = plan.total() - plan.weights;
+        let planned = plan.total() - plan.weights - plan.vocabulary;
         eprintln!(
             "{name}: {} KiB, of them {} of keys and values; planned {}",
             taken >> 10,

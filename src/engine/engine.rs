@@ -8,7 +8,7 @@ use crate::compute::hook::TokenKind;
 use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::batch::Slot;
 use crate::engine::engine_options::{EngineOptions, SharedThreads};
-use crate::engine::memory_plan::{EngineMemory, plan_options};
+use crate::engine::memory_plan::{EngineMemory, plan_options, vocabulary_bytes};
 use crate::engine::offload::{BatchBuffers, offload, open_runner};
 use crate::engine::options::{
     CancelToken, SessionOptions, checked_n_ctx, compute_bytes, kv_layout,
@@ -306,6 +306,7 @@ impl Engine {
         EngineMemory {
             weights: gguf.tensors().iter().map(|t| t.n_bytes).sum(),
             weights_copy: gguf.resident_bytes(),
+            vocabulary: vocabulary_bytes(self.model()),
             kv: pool.by_type,
             kv_free: pool.free,
             adapters: pool.adapters,

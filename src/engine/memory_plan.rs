@@ -12,7 +12,7 @@ use crate::engine::options::{
 };
 use crate::forward::buffer_bytes;
 use crate::forward::sizes::sizes;
-use crate::gguf::Header;
+use crate::gguf::{Header, Metadata};
 use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
 use crate::layers::draft::MOST_GUESSES;
 use crate::layers::hparams::Hparams;
@@ -22,6 +22,7 @@ use crate::lora::Adapter;
 use crate::model::{Model, WeightPlacement};
 use crate::quant::DType;
 use crate::system::default_threads;
+use crate::tokenizer::Tokenizer;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ pub struct EngineMemory {
     pub weights: u64,
     /// Copy of the weights in memory of this process.
     pub weights_copy: u64,
+    /// Header of the file, in which the texts of tokens are, and the tables that find them.
+    pub vocabulary: u64,
     /// Keys and values of sequences; shared pages count once.
     pub kv: KvBytes,
     /// Free pages of keys and values, kept for later use.
@@ -54,6 +57,7 @@ impl EngineMemory {
     pub fn total(&self) -> u64 {
         self.weights
             + self.weights_copy
+            + self.vocabulary
             + self.kv.total()
             + self.kv_free
             + self.adapters
@@ -131,6 +135,8 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// Weights in a copy in huge pages. Where one is made, the pages of a map are given back.
     pub weights_copy: u64,
+    /// Header of the file, in which the texts of tokens are, and the tables that find them.
+    pub vocabulary: u64,
     /// Keys and values of all sequences, each filled by one prompt.
     pub kv: u64,
     /// Those of sequences that ended, in a full prefix cache. They make room for the others where
@@ -161,6 +167,7 @@ impl MemoryPlan {
     pub fn needed(&self) -> u64 {
         [
             self.weights_copy,
+            self.vocabulary,
             self.kv,
             self.buffers,
             self.rest,
@@ -202,11 +209,14 @@ impl MemoryPlan {
             shapes: &shapes,
             n_threads,
         };
-        plan(
-            sizes,
-            header.tensors.iter().map(|t| t.n_bytes).sum(),
-            options,
-        )
+        let weights = header.tensors.iter().map(|t| t.n_bytes).sum();
+        let tokenizer = Tokenizer::opt_from_metadata(&header.metadata)
+            .ok()
+            .flatten();
+        Ok(MemoryPlan {
+            vocabulary: vocabulary(header.data_offset, &header.metadata, tokenizer.as_ref()),
+            ..plan(sizes, weights, options)?
+        })
     }
 }
 
@@ -287,6 +297,7 @@ impl Model {
         Ok(MemoryPlan {
             weights: left,
             weights_copy: copied,
+            vocabulary: vocabulary_bytes(self),
             ..plan
         })
     }
@@ -375,6 +386,19 @@ impl Model {
     }
 }
 
+/// Bytes of what a model has beside its weights.
+pub(crate) fn vocabulary_bytes(model: &Model) -> u64 {
+    let gguf = model.gguf();
+    let weights: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
+    let header = gguf.file_size().saturating_sub(weights);
+    vocabulary(header, gguf.metadata(), model.tokenizer().map(|t| &**t))
+}
+
+/// Bytes of the file's header, of its arrays as they were read, and of the tokenizer's tables.
+fn vocabulary(header: u64, metadata: &Metadata, tokenizer: Option<&Tokenizer>) -> u64 {
+    header + metadata.bytes() + tokenizer.map_or(0, Tokenizer::bytes)
+}
+
 fn n_threads(options: &PlanOptions) -> usize {
     options
         .n_threads
@@ -461,6 +485,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
         n_ctx,
         weights,
         weights_copy: 0,
+        vocabulary: 0,
         kv,
         prefixes: if session.prefix.cache == CacheMode::On {
             options.prefix_budget

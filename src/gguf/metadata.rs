@@ -81,6 +81,28 @@ pub struct StringArray {
 /// Size in bytes of the length field before each string.
 const LEN: usize = 8;
 
+impl Array {
+    /// Bytes that it takes beside the file.
+    fn bytes(&self) -> u64 {
+        let bytes = match self {
+            Array::U8(x) => size_of_val(&x[..]),
+            Array::I8(x) => size_of_val(&x[..]),
+            Array::U16(x) => size_of_val(&x[..]),
+            Array::I16(x) => size_of_val(&x[..]),
+            Array::U32(x) => size_of_val(&x[..]),
+            Array::I32(x) => size_of_val(&x[..]),
+            Array::U64(x) => size_of_val(&x[..]),
+            Array::I64(x) => size_of_val(&x[..]),
+            Array::F32(x) => size_of_val(&x[..]),
+            Array::F64(x) => size_of_val(&x[..]),
+            Array::Bool(x) => size_of_val(&x[..]),
+            Array::Strings(x) => size_of_val(&x.offsets[..]),
+            Array::Arrays(all) => return all.iter().map(Array::bytes).sum(),
+        };
+        bytes as u64
+    }
+}
+
 impl StringArray {
     pub(super) fn new(file: Arc<Bytes>, start: usize, offsets: Vec<u32>) -> Self {
         StringArray {
@@ -474,6 +496,15 @@ typed_array! {
 macro_rules! accessors {
     ($($(#[doc = $doc:literal])* $required:ident $optional:ident -> $ty:ty;)*) => {
         impl Metadata {
+    /// Bytes that its arrays take beside the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        let arrays = self.entries.iter().filter_map(|(_, value)| match value {
+            Value::Array(array) => Some(array.bytes()),
+            _ => None,
+        });
+        arrays.sum()
+    }
+
             $(
                 $(#[doc = $doc])*
                 pub fn $optional(&self, key: &str) -> Result<Option<$ty>, GgufError> {

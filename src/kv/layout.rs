@@ -147,9 +147,8 @@ pub(super) struct Group {
     pub(super) forms: Vec<Form>,
     /// Index of the block table of the first tier.
     pub(super) table: usize,
-    /// Whether keys are stored transformed, see [`crate::arch::Arch::hadamard`]. (Values gain
-    /// nothing by it.)
-    pub(super) transformed: bool,
+    /// Whether keys, and values, are stored transformed, see [`crate::arch::Arch::hadamard`].
+    pub(super) transformed: [bool; 2],
 }
 
 impl Group {
@@ -237,7 +236,8 @@ impl KvLayout {
                 let table = groups
                     .last()
                     .map_or(0, |last| last.table + last.forms.len());
-                let transformed = forms.iter().any(|form| form.types[0].bits() < 8);
+                let is_small = |part: usize| forms.iter().any(|form| form.types[part].bits() < 8);
+                let transformed = [is_small(0), is_small(1)];
                 groups.push(Group {
                     window: shape.window,
                     forms,

@@ -42,9 +42,9 @@ pub(crate) use crate::arch::KvType;
 
 /// Precision of keys and values.
 ///
-/// Keys below 8 bits are stored multiplied by a Hadamard matrix, which spreads outliers in one
-/// dimension of a head over all of them; queries are multiplied by it, too, so that their products
-/// do not change.
+/// Keys and values below 8 bits are stored multiplied by a Hadamard matrix, which spreads outliers
+/// in one dimension of a head over all of them; queries and outputs of attention are multiplied by
+/// it, too, so that results do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KvPolicy {
     /// Precision of keys.

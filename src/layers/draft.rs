@@ -216,6 +216,7 @@ impl DraftRows<'_, '_> {
                 kv.attention(arch, (of, head), piece, &mut total, q, &ranges, &params);
             }
             arch.attention_finish(&mut total, &params);
+            kv.restore_output(arch, of, total.out, d_v);
         });
         (self.buffers.q, self.buffers.out) = (q, out);
         self.finish(layer, x);

@@ -1,6 +1,7 @@
 //! Failures of opening models.
 
 use crate::gguf::GgufError;
+use crate::model::quantize::RecipeError;
 use crate::quant::RowError;
 use crate::tokenizer::TokenizerError;
 
@@ -138,16 +139,9 @@ pub enum ModelError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// Weights that were to be quantised while opening are quantised already.
-    #[error(
-        "tensor {tensor:?} is quantised already ({dtype}), and would lose twice: open the file as it is, or quantise the F16, BF16 or F32 model"
-    )]
-    QuantizedAlready {
-        /// The tensor.
-        tensor: String,
-        /// Its type.
-        dtype: String,
-    },
+    /// The recipe of quantising while opening does not go with the model.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
     /// A weight cannot be quantised.
     #[error(transparent)]
     Row(#[from] RowError),

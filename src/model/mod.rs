@@ -22,7 +22,6 @@ mod weights;
 
 use crate::arch::Arch;
 use crate::gguf::{Gguf, Value};
-use crate::quant::FileType;
 use crate::system::SystemMemory;
 use crate::tokenizer::Tokenizer;
 use std::fmt;
@@ -59,7 +58,7 @@ pub use keys::Unknown;
 use keys::UnknownNames;
 use model::Inner;
 pub(crate) use model::Model;
-use quantize::OnOpen;
+use quantize::{OnOpen, Recipe};
 pub(crate) use weights::Weights;
 
 /// Where weights are read from.
@@ -149,7 +148,7 @@ pub struct OpenOptions<'p> {
     overrides: Vec<(String, Value)>,
     memory_limit: Option<u64>,
     auto: bool,
-    quantize: Option<FileType>,
+    quantize: Option<Recipe>,
     quantize_cache: Option<PathBuf>,
     progress: Option<Progress<'p>>,
 }
@@ -233,17 +232,17 @@ impl<'p> OpenOptions<'p> {
         self
     }
 
-    /// Quantises the weights of an F16, BF16 or F32 file to the types of this mix, on as many
-    /// threads as the process may use. The result is in memory; the file stays as it is, and takes
+    /// Quantises the weights of an F16, BF16 or F32 file by this recipe, or to the types of a mix
+    /// ([`FileType`](crate::quant::FileType)), on as many threads as the process may use. The result is in memory; the file stays as it is, and takes
     /// none but for rows under way. Default: weights are used as they are.
     #[must_use]
-    pub fn quantize(mut self, file_type: FileType) -> Self {
-        self.quantize = Some(file_type);
+    pub fn quantize(mut self, recipe: impl Into<Recipe>) -> Self {
+        self.quantize = Some(recipe.into());
         self
     }
 
     /// Keeps what [`quantize`](Self::quantize) makes in a folder, by a hash of the file's
-    /// contents, and maps it from there; it is made once. Default: in memory alone.
+    /// contents and of the recipe, and maps it from there; it is made once. Default: in memory alone.
     #[must_use]
     pub fn quantize_cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.quantize_cache = Some(folder.into());
@@ -303,7 +302,7 @@ impl<'p> OpenOptions<'p> {
             .or_else(|| self.auto.then(available).flatten());
         let gguf = match self
             .quantize
-            .map(|file_type| OnOpen::new(file_type, self.quantize_cache))
+            .map(|recipe| OnOpen::new(recipe, self.quantize_cache))
         {
             None => gguf,
             Some(on_open) => on_open.apply(gguf, memory_limit, &mut |share| {

@@ -144,6 +144,11 @@ pub(super) struct Bpe {
 }
 
 impl Bpe {
+    /// Bytes of its tables.
+    pub(super) fn bytes(&self) -> usize {
+        self.index.bytes()
+    }
+
     pub(super) fn new(
         pre: &'static PreTokenizer,
         merges: Option<StringArray>,

@@ -42,6 +42,11 @@ struct Best {
 }
 
 impl Plamo2 {
+    /// Bytes of its tables.
+    pub(super) fn bytes(&self) -> usize {
+        self.tokens.bytes() + size_of_val(&self.scores[..])
+    }
+
     pub(super) fn new(vocab: &Vocab, scores: &[f32]) -> Result<Plamo2, TokenizerError> {
         let byte = |byte: u8| {
             let text = byte_text(byte);

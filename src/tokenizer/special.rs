@@ -67,6 +67,10 @@ struct Node {
 }
 
 impl Specials {
+    pub(super) fn bytes(&self) -> usize {
+        self.all.bytes() + self.user_defined.bytes()
+    }
+
     pub(super) fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
         let ids = 0..vocab.len() as u32;
         let all: Vec<u32> = ids
@@ -140,6 +144,10 @@ struct Match {
 }
 
 impl Trie {
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&self.nodes[..])
+    }
+
     /// The tree of the texts of `ids`; tokens without a text are left out.
     pub(super) fn of(vocab: &Vocab, mut ids: Vec<u32>) -> Result<Trie, TokenizerError> {
         if let Some(&id) = ids.iter().find(|&&id| vocab.text(id).len() > MAX_LEN) {

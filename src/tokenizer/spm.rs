@@ -19,6 +19,11 @@ pub(super) struct Spm {
 }
 
 impl Spm {
+    /// Bytes of its tables.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&self.ranks[..])
+    }
+
     pub(super) fn new(
         vocab: &Vocab,
         scores: &[f32],

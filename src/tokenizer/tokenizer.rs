@@ -51,6 +51,17 @@ enum Model {
 }
 
 impl Model {
+    /// Bytes of its tables.
+    fn bytes(&self) -> usize {
+        match self {
+            Model::Spm(spm) => spm.bytes(),
+            Model::Bpe(bpe) => bpe.bytes(),
+            Model::Unigram(unigram) => unigram.bytes(),
+            Model::Plamo2(plamo2) => plamo2.bytes(),
+            Model::Wpm(_) | Model::Rwkv(_) => 0,
+        }
+    }
+
     fn new(
         m: &Metadata,
         kind: &Kind<'_>,
@@ -90,6 +101,11 @@ impl Model {
 }
 
 impl Tokenizer {
+    /// Bytes of the tables that find tokens; their texts are in the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.vocab.bytes() + self.model.bytes() + self.specials.bytes()) as u64
+    }
+
     /// The tokenizer of a file, if it has one: files made for benchmarks lack it or say `none`.
     ///
     /// # Errors

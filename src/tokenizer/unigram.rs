@@ -49,6 +49,11 @@ struct Best {
 }
 
 impl Unigram {
+    /// Bytes of its tables.
+    pub(super) fn bytes(&self) -> usize {
+        self.tokens.bytes() + size_of_val(&self.scores[..])
+    }
+
     pub(super) fn new(
         vocab: &Vocab,
         mut scores: Vec<f32>,

@@ -61,6 +61,10 @@ pub(super) struct Index {
 }
 
 impl Index {
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&self.slots[..])
+    }
+
     pub(super) fn with_capacity(n: usize) -> Self {
         Index {
             slots: vec![0; (n + n / 2 + 1).next_power_of_two()],
@@ -148,6 +152,11 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
+    /// Bytes beside the texts, which are in the file.
+    pub(super) fn bytes(&self) -> usize {
+        self.attrs.len() + self.index.bytes()
+    }
+
     /// Builds the vocabulary. Tokens without a text are kept, but never found.
     pub(super) fn new(texts: StringArray, types: Option<&[i32]>) -> Result<Self, TokenizerError> {
         let n = texts.len();

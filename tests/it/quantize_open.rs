@@ -2,7 +2,9 @@
 
 use ruvllm::Model;
 use ruvllm::gguf::{Gguf, Writer};
-use ruvllm::model::quantize::{Planned, model_shape, writer};
+use ruvllm::model::quantize::{
+    Importance, NamedType, Planned, Recipe, RecipeError, Sums, model_shape, writer,
+};
 use ruvllm::model::{ModelError, OpenOptions, OpenStage};
 use ruvllm::quant::{Converter, DType, FileType};
 use std::path::PathBuf;
@@ -112,13 +114,92 @@ fn is_what_quantising_first_gives() {
     assert_eq!(files().count(), 2);
 }
 
+/// What a recipe says of tensors counts, in the result and in the name that the cache gives it.
+#[test]
+fn recipes() {
+    let f16 = demo(&shipped(), FileType::F16);
+    let importance = |columns: usize| {
+        let sums = Sums {
+            squares: (0..columns).map(|i| (i % 5) as f32 + 0.1).collect(),
+            counts: vec![1.0],
+        };
+        let mut importance = Importance::default();
+        importance.of.insert("blk.1.attn_q.weight".into(), sums);
+        importance
+    };
+    let columns = f16.tensor("blk.1.attn_q.weight").unwrap().dims[0] as usize;
+    let plain = Recipe::from(FileType::Q4_0);
+    let mut named = plain.clone();
+    let is_down = |name: &str| name.ends_with("ffn_down.weight");
+    named.named = vec![NamedType::new("ffn_down", is_down, DType::Q8_0)];
+    let mut guided = named.clone();
+    guided.importance = Some(importance(columns));
+
+    let name = format!("ruvllm-recipes-{}", std::process::id());
+    let folder = Folder(std::env::temp_dir().join(name));
+    let open = |recipe: &Recipe| {
+        OpenOptions::new()
+            .quantize(recipe.clone())
+            .open_gguf(f16.clone())
+    };
+    let mut all = Vec::new();
+    for recipe in [&plain, &named, &guided] {
+        let converter = Converter::new(None, |_| true).unwrap();
+        let plan = recipe.plan(&f16).unwrap();
+        let file = writer(&f16, &plan, recipe.file_type, &converter);
+        let expected = contents(&Gguf::from_writer(file).unwrap());
+        assert_eq!(contents(open(recipe).unwrap().gguf()), expected);
+        let cached = OpenOptions::new()
+            .quantize(recipe.clone())
+            .quantize_cache(&folder.0);
+        assert_eq!(
+            contents(cached.open_gguf(f16.clone()).unwrap().gguf()),
+            expected
+        );
+        assert!(!all.contains(&expected));
+        all.push(expected);
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), all.len());
+    }
+    let differing = |a: &[(String, DType, Vec<u8>)], b: &[(String, DType, Vec<u8>)]| {
+        let pairs = a.iter().zip(b).filter(|(a, b)| a != b);
+        pairs.map(|(a, _)| a.0.clone()).collect::<Vec<_>>()
+    };
+    assert!(differing(&all[0], &all[1]).iter().all(|name| is_down(name)));
+    assert_eq!(differing(&all[1], &all[2]), ["blk.1.attn_q.weight"]);
+
+    let mut nothing = plain.clone();
+    nothing.named = vec![NamedType::new(
+        "ffn_dawn",
+        |name| name.contains("ffn_dawn"),
+        DType::Q8_0,
+    )];
+    let told = open(&nothing).unwrap_err().to_string();
+    assert!(
+        told.contains("ffn_dawn") && told.contains("ffn_down"),
+        "{told}"
+    );
+    let mut other = plain.clone();
+    other.importance = Some(importance(3));
+    let told = open(&other).unwrap_err().to_string();
+    assert!(
+        told.contains("blk.1.attn_q.weight") && told.contains("another model"),
+        "{told}"
+    );
+    other.importance = Some(Importance::default());
+    let told = open(&other).unwrap_err().to_string();
+    assert!(told.contains("none of the tensors"), "{told}");
+}
+
 #[test]
 fn refusals() {
     let f16 = demo(&shipped(), FileType::F16);
     let options = || OpenOptions::new().quantize(FileType::Q4_0);
     let again = options().open_gguf(shipped()).unwrap_err();
     assert!(
-        matches!(again, ModelError::QuantizedAlready { .. }),
+        matches!(
+            again,
+            ModelError::Recipe(RecipeError::QuantizedAlready { .. })
+        ),
         "{again}"
     );
     let limited = options()

@@ -12,7 +12,7 @@ use ruvllm::Session;
 use ruvllm::SessionOptions;
 use ruvllm::engine::EngineOptions;
 use ruvllm::gguf::Gguf;
-use ruvllm::model::quantize::writer;
+use ruvllm::model::quantize::{Recipe, writer};
 use ruvllm::quant::FileType;
 use ruvllm_benches::{Shape, Test, run as measure, synthetic};
 use serde_json::{Value, json};
@@ -112,11 +112,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut printer = Printer::new(args.output);
     for (i, &file_type) in types.iter().enumerate() {
         let step = |n: u64| progress.set(STEPS * i as u64 + n);
-        let choice = quantize::Choice {
-            allow_requantize: true,
-            ..quantize::Choice::of(file_type)
-        };
-        let plan = quantize::plan(&gguf, &choice)?;
+        let mut recipe = Recipe::from(file_type);
+        recipe.allow_requantize = true;
+        let plan = quantize::plan(&gguf, &recipe)?;
         let rows = Rows::in_memory(Progress::hidden(), args.threads.number())?;
         let converted = Gguf::from_writer(writer(&gguf, &plan, file_type, &rows.converter));
         let converted = rows.finish(converted)?;

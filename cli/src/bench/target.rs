@@ -10,14 +10,13 @@ use super::divergence::{Base, Divergence, Scratch, write_base};
 use super::perplexity::{DEFAULT_CTX, n_chunks};
 use crate::flags::{PlacementArgs, engine, open};
 use crate::io::{Failure, Progress, note, size};
-use crate::quantize::{Candidate, Importance, NamedType, Rows, choose};
+use crate::quantize::{Candidate, Rows, by_regex, choose, recipe_failure};
 use rayon::prelude::*;
-use regex::Regex;
 use ruvllm::Session;
 use ruvllm::SessionOptions;
 use ruvllm::engine::EngineOptions;
 use ruvllm::gguf::{Gguf, TensorInfo};
-use ruvllm::model::quantize::{Planned, writer};
+use ruvllm::model::quantize::{Importance, NamedType, Planned, RecipeError, writer};
 use ruvllm::quant::{DType, FileType, dequantize_row, quantize_row};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -129,17 +128,14 @@ impl Target<'_> {
                 candidate.loss
             ));
             let failed = |error: regex::Error| Failure::Work(error.to_string());
-            named.push(NamedType {
-                names: Regex::new(&pattern(&group.role)).map_err(failed)?,
-                dtype: candidate.what,
-            });
+            named.push(by_regex(&pattern(&group.role), candidate.what).map_err(failed)?);
         }
         let measured = self.measure(n_chunks, |planned| {
             let of = named
                 .iter()
-                .find(|named| named.names.is_match(&planned.tensor.name));
+                .find(|named| named.is_match(&planned.tensor.name));
             let of = of.filter(|_| self.is_chosen(planned));
-            Some(of.map_or(planned.to, |named| named.dtype))
+            Some(of.map_or(planned.to, NamedType::dtype))
         })?;
         note(format!(
             "| all | | {} | {loss:.6}, measured {:.6} |",
@@ -152,7 +148,7 @@ impl Target<'_> {
     /// Whether the type of a tensor is chosen: the mix quantises it, and nobody has named its type.
     fn is_chosen(&self, planned: &Planned<'_>) -> bool {
         let Planned { tensor, to, .. } = planned;
-        let is_named = |named: &NamedType| named.names.is_match(&tensor.name);
+        let is_named = |named: &NamedType| named.is_match(&tensor.name);
         *to != tensor.dtype && to.block().0 > 1 && !self.named.iter().any(is_named)
     }
 
@@ -210,7 +206,7 @@ impl Target<'_> {
         let (n, to) = (t.dims[0] as usize, of_rows(what, t));
         let (n_rows, data) = ((t.n_elems() / t.dims[0]) as usize, self.gguf.data(t));
         let row_bytes = data.len() / n_rows;
-        let means = self.importance.map_or(Ok(None), |all| all.means(t))?;
+        let means = self.means(t)?;
         let rows_per_matrix = t.dims.get(1).map_or(1, |&n| n.max(1) as usize);
         let step = n_rows.div_ceil(SAMPLED);
         let (mut x, mut y) = (vec![0.0; n], vec![0.0; n]);
@@ -230,6 +226,14 @@ impl Target<'_> {
             n_sampled += 1;
         }
         Ok(sum * n_rows as f64 / f64::from(n_sampled))
+    }
+
+    /// Importance of the weights of a tensor.
+    fn means(&self, t: &TensorInfo) -> Result<Option<Vec<f32>>, Failure> {
+        let means = self
+            .importance
+            .map_or(Ok(None), |all| all.means(&t.name, &t.dims));
+        means.map_err(|error| recipe_failure(RecipeError::from(error)))
     }
 
     /// Divergence for a unit of squared error.
@@ -255,7 +259,7 @@ impl Target<'_> {
             let tensor = planned.tensor;
             let to = to(planned).map_or(tensor.dtype, |dtype| of_rows(dtype, tensor));
             let importance = match self.importance {
-                Some(all) if to != tensor.dtype => all.means(tensor)?,
+                Some(_) if to != tensor.dtype => self.means(tensor)?,
                 _ => None,
             };
             plan.push(Planned {

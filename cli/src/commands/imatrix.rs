@@ -3,11 +3,12 @@
 use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, n_chunks};
 use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, note, read_text, without_last_newline};
-use crate::quantize::{Importance, ImportanceFormat, Sums};
+use crate::quantize::{importance_failure, importance_format, read_importance};
 use ruvllm::KvType;
 use ruvllm::Session;
 use ruvllm::compute::{EvalCallback, HookPoint, ProductCallback};
 use ruvllm::gguf::Gguf;
+use ruvllm::model::quantize::{Importance, ImportanceFormat, Sums};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,8 +35,8 @@ pub(crate) struct Args {
     /// File to write
     #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
     output: PathBuf,
-    /// Format of the file; dat is the older one of llama.cpp
-    #[arg(long, value_name = "FORMAT", default_value = "gguf")]
+    /// Format of the file: gguf, or dat, the older one of llama.cpp
+    #[arg(long, value_name = "FORMAT", default_value = "gguf", value_parser = importance_format)]
     output_format: ImportanceFormat,
     /// Most chunks to compute [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -74,19 +75,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut before = Importance::default();
     if args.resume && args.output.exists() {
-        before = Importance::read(&args.output)?;
+        before = read_importance(&args.output)?;
     } else {
         args.overwrite.check(&args.output)?;
     }
     for path in &args.in_file {
-        let wrong = |text| Failure::Work(format!("{}: {text}", path.display()));
-        before.add(&Importance::read(path)?).map_err(wrong)?;
+        before
+            .add(&read_importance(path)?)
+            .map_err(importance_failure(path))?;
     }
     let Some(file) = &args.file else {
         if args.in_file.is_empty() {
             return Err(Failure::Usage("-f FILE: a text to compute".into()));
         }
-        before.write(&args.output, args.output_format)?;
+        before
+            .write(&args.output, args.output_format)
+            .map_err(importance_failure(&args.output))?;
         note(format!(
             "{}: {} tensors",
             args.output.display(),
@@ -132,9 +136,9 @@ fn compute(args: &Args, text: &str, dataset: &str, before: Importance) -> Result
         if last || (i + 1 - done).is_multiple_of(args.save_every as usize) {
             let mut sums = before.clone();
             let new = collector.sums(dataset, i + 1 - done, n_ctx, done > 0)?;
-            let differs = |text| Failure::Work(format!("{}: {text}", args.output.display()));
-            sums.add(&new).map_err(differs)?;
-            sums.write(&args.output, args.output_format)?;
+            sums.add(&new)
+                .and_then(|()| sums.write(&args.output, args.output_format))
+                .map_err(importance_failure(&args.output))?;
         }
     }
     drop(progress);

@@ -1,12 +1,12 @@
 //! `ruvllm quantize`: the same model in a smaller type.
 
 use crate::bench::target::Target;
-use crate::flags::{OverwriteArg, ThreadsArg};
+use crate::flags::{OverwriteArg, RecipeArgs, ThreadsArg};
 use crate::io::{Failure, count, note, parse_size, printable, read_text, same_file, size};
-use crate::quantize::{Choice, Importance, NamedType, Rows, file_type, plan, tensor_type};
+use crate::quantize::{Rows, file_type, plan};
 use ruvllm::gguf::{Gguf, TensorInfo};
-use ruvllm::model::quantize::writer;
-use ruvllm::quant::{DType, FileType};
+use ruvllm::model::quantize::{NamedType, Recipe, writer};
+use ruvllm::quant::FileType;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -31,33 +31,13 @@ pub(crate) struct Args {
     /// GGUF file to write
     output: PathBuf,
     /// Type to convert to
-    #[arg(value_name = "TYPE", value_parser = file_type)]
+    #[arg(id = "quantize", value_name = "TYPE", value_parser = file_type)]
     file_type: FileType,
     /// Accept tensors that are quantised already
     #[arg(long)]
     allow_requantize: bool,
-    /// Importance matrix of the model, as `ruvllm imatrix` and llama-imatrix write them
-    #[arg(long, value_name = "FILE")]
-    imatrix: Option<PathBuf>,
-    /// Use the matrix for tensors alone whose names contain this; repeatable
-    #[arg(long, value_name = "PART", requires = "imatrix", action = clap::ArgAction::Append)]
-    include_weights: Vec<String>,
-    /// Do not use the matrix for tensors whose names contain this; repeatable
-    #[arg(long, value_name = "PART", requires = "imatrix", action = clap::ArgAction::Append)]
-    exclude_weights: Vec<String>,
-    /// One type for all tensors, not a mix
-    #[arg(long)]
-    pure: bool,
-    /// Type of the output matrix
-    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
-    output_tensor_type: Option<DType>,
-    /// Type of the token embeddings
-    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
-    token_embedding_type: Option<DType>,
-    /// Type of the tensors whose names the regular expression is found in; repeatable, the first
-    /// that matches counts
-    #[arg(long, value_name = "REGEX=TYPE", action = clap::ArgAction::Append)]
-    tensor_type: Vec<NamedType>,
+    #[command(flatten)]
+    recipe: RecipeArgs,
     /// Size of the file: measures how much each kind of tensor matters, and takes the types that lose
     /// least; TYPE is what the file says it is. Takes memory for the model as it is
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "target_text",
@@ -73,9 +53,6 @@ pub(crate) struct Args {
     /// Write the types that were chosen as flags, one in a line
     #[arg(long, value_name = "FILE", requires = "target_text")]
     target_flags: Option<PathBuf>,
-    /// Leave output.weight as it is
-    #[arg(long)]
-    leave_output_tensor: bool,
     #[command(flatten)]
     overwrite: OverwriteArg,
     #[command(flatten)]
@@ -102,12 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )));
     }
 
-    let mut choice = args.choice()?;
+    let mut recipe = args.recipe()?;
     if let Some(bytes) = args.target_bytes(&gguf)? {
-        let mix = args.mix(&gguf, &choice, bytes)?;
-        choice.named.extend(mix);
+        let mix = args.mix(&gguf, &recipe, bytes)?;
+        recipe.named.extend(mix);
     }
-    let plan = plan(&gguf, &choice)?;
+    let plan = plan(&gguf, &recipe)?;
     if args.verbose {
         for planned in &plan {
             let t = planned.tensor;
@@ -162,7 +139,7 @@ impl Args {
     }
 
     /// The types that lose least for so many bytes.
-    fn mix(&self, gguf: &Gguf, choice: &Choice, bytes: u64) -> Result<Vec<NamedType>, Failure> {
+    fn mix(&self, gguf: &Gguf, recipe: &Recipe, bytes: u64) -> Result<Vec<NamedType>, Failure> {
         let Some(text) = &self.target_text else {
             return Err(Failure::Usage("--target-text FILE is needed".into()));
         };
@@ -170,18 +147,17 @@ impl Args {
         scratch.push(".logits");
         let target = Target {
             gguf,
-            plan: &plan(gguf, choice)?,
-            named: &choice.named,
-            importance: choice.importance.as_ref(),
+            plan: &plan(gguf, recipe)?,
+            named: &recipe.named,
+            importance: recipe.importance.as_ref(),
             text: &read_text(text)?,
             bytes,
             scratch: scratch.into(),
             n_threads: self.threads.number(),
         };
         let mix = target.mix()?;
-        let flag = |named: &NamedType| {
-            format!("--tensor-type '{}={}'\n", named.names.as_str(), named.dtype)
-        };
+        let flag =
+            |named: &NamedType| format!("--tensor-type '{}={}'\n", named.pattern(), named.dtype());
         let flags: String = mix.iter().map(flag).collect();
         match &self.target_flags {
             Some(path) => std::fs::write(path, flags).map_err(Failure::file(path))?,
@@ -190,21 +166,9 @@ impl Args {
         Ok(mix)
     }
 
-    fn choice(&self) -> Result<Choice, Failure> {
-        let read = |path| -> Result<Importance, Failure> {
-            let mut importance = Importance::read(path)?;
-            importance.keep(&self.include_weights, &self.exclude_weights);
-            Ok(importance)
-        };
-        Ok(Choice {
-            file_type: self.file_type,
-            allow_requantize: self.allow_requantize,
-            pure: self.pure,
-            output: self.output_tensor_type,
-            embedding: self.token_embedding_type,
-            leave_output: self.leave_output_tensor,
-            named: self.tensor_type.clone(),
-            importance: self.imatrix.as_deref().map(read).transpose()?,
-        })
+    fn recipe(&self) -> Result<Recipe, Failure> {
+        let mut recipe = self.recipe.recipe(self.file_type)?;
+        recipe.allow_requantize = self.allow_requantize;
+        Ok(recipe)
     }
 }

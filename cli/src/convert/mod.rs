@@ -20,7 +20,7 @@ mod tokenizer;
 mod world;
 
 use crate::io::{Failure, Progress, check_overwrite, count, note, printable, size};
-use crate::quantize::Rows;
+use crate::quantize::{Rows, recipe_failure};
 use checkpoint::{Checkpoint, Source};
 use config::{Config, read_any_json, read_json};
 use family::{Extra, Family};
@@ -28,7 +28,7 @@ use layout::OutTypes;
 use quantised::Method;
 use ruvllm::Model;
 use ruvllm::gguf::{Array, Gguf, MappedFile, Value, Writer, content_hash};
-use ruvllm::model::quantize::model_shape;
+use ruvllm::model::quantize::{Described, Recipe, model_shape};
 use ruvllm::quant::{Conversion, DType, FileType, Loss};
 use serde_json::Value as Json;
 use std::cell::Cell;
@@ -41,7 +41,7 @@ use tokenizer::Tokenizer;
 pub(crate) struct Conversions<'c> {
     /// Folder with config.json, model*.safetensors and the tokenizer's files.
     pub(crate) folder: &'c Path,
-    pub(crate) outtype: OutType,
+    pub(crate) outtype: OutType<'c>,
     /// Whether blocks for multi-token prediction are left out.
     pub(crate) no_mtp: bool,
     pub(crate) n_threads: Option<NonZeroUsize>,
@@ -60,23 +60,24 @@ pub(crate) struct OutFile<'c> {
 const MXFP4_EXPERTS: u32 = 38;
 
 /// Types of matrices.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum OutType {
+#[derive(Clone, Copy)]
+pub(crate) enum OutType<'c> {
     /// 16 bits: those of the checkpoint, if it has such, and else F16. Quantised matrices keep
     /// their values.
     Auto,
     /// One type.
     One(FileType),
-    /// The types of a mix.
-    Mix(FileType),
+    /// The types of a recipe.
+    Mix(&'c Recipe),
 }
 
-impl OutType {
+impl OutType<'_> {
     fn file_type(self, sources: &[Source<'_>]) -> FileType {
         let matrices = sources.iter().filter(|source| source.shape.len() > 1);
         let mut of_floats = matrices.filter_map(|source| source.plain().map(|_| source.dtype));
         match self {
-            OutType::One(file_type) | OutType::Mix(file_type) => file_type,
+            OutType::One(file_type) => file_type,
+            OutType::Mix(recipe) => recipe.file_type,
             OutType::Auto => match of_floats.find(|dtype| *dtype != DType::F32) {
                 Some(DType::BF16) => FileType::BF16,
                 _ => FileType::F16,
@@ -134,10 +135,7 @@ pub(crate) fn open_converted(
     with_plan(what, |plan| {
         let kept = match cache {
             None => None,
-            Some(cache) => {
-                let (hash, version) = (plan.content_hash()?, env!("CARGO_PKG_VERSION"));
-                Some(cache.join(format!("{hash:016x}-{}-{version}.gguf", plan.file_type)))
-            }
+            Some(cache) => Some(cache.join(plan.cached_name(what.outtype)?)),
         };
         if let Some(Ok(gguf)) = kept.as_ref().map(Gguf::open) {
             return Ok(gguf);
@@ -199,7 +197,7 @@ fn with_plan<T>(
             OutType::Mix(_) => DType::F16,
             _ => file_type.base(),
         },
-        keeps_quantised: what.outtype == OutType::Auto,
+        keeps_quantised: matches!(what.outtype, OutType::Auto),
     };
     let tensors = tensors::plan(
         family,
@@ -219,13 +217,14 @@ fn with_plan<T>(
         sources: &sources,
         blocks,
         tokenizer: &tokenizer,
+        importance: vec![None; tensors.len()],
         tensors,
         extra: (family.extra)(&config)?,
         file_type,
         loss: Cell::default(),
     };
-    if let OutType::Mix(_) = what.outtype {
-        plan.mix()?;
+    if let OutType::Mix(recipe) = what.outtype {
+        plan.mix(recipe)?;
     }
     then(&plan)
 }
@@ -254,6 +253,8 @@ struct Plan<'p> {
     blocks: (u32, u32),
     tokenizer: &'p Tokenizer,
     tensors: Vec<layout::Tensor<'p>>,
+    /// Importance of the weights of each.
+    importance: Vec<Option<Vec<f32>>>,
     /// Tensors made from the configuration.
     extra: Vec<Extra>,
     file_type: FileType,
@@ -270,23 +271,46 @@ impl<'p> Plan<'p> {
             .sum()
     }
 
-    /// Gives the tensors the types of the mix.
-    fn mix(&mut self) -> Result<(), Failure> {
+    /// Gives the tensors the types of the recipe.
+    fn mix(&mut self, recipe: &Recipe) -> Result<(), Failure> {
         let mut writer = Writer::new();
         self.write_metadata(&mut writer)?;
         let mut shape = model_shape(&Gguf::from_bytes(writer.to_bytes()?)?);
         let is_output = |tensor: &layout::Tensor<'_>| tensor.name == "output.weight";
         shape.tied_embeddings = !self.tensors.iter().any(is_output);
-        for tensor in &mut self.tensors {
-            if tensor.to != DType::MXFP4
-                && let Some(to) = self
-                    .file_type
-                    .tensor_type(&tensor.name, &tensor.dims, &shape)
-            {
-                tensor.to = to;
-            }
+        // Blocks that hold the values of the checkpoint stay.
+        let is_free = |tensor: &layout::Tensor<'_>| tensor.to != DType::MXFP4;
+        let free = self.tensors.iter().filter(|tensor| is_free(tensor));
+        let described = free.map(|tensor| Described {
+            name: &tensor.name,
+            dims: &tensor.dims,
+            dtype: tensor.to,
+        });
+        let described: Vec<_> = described.collect();
+        let assigned = recipe.assign(&described, shape).map_err(recipe_failure)?;
+        let tensors = self.tensors.iter_mut().zip(&mut self.importance);
+        let free = tensors.filter(|(tensor, _)| is_free(tensor));
+        for ((tensor, known), (to, importance)) in free.zip(assigned) {
+            tensor.to = to;
+            *known = importance;
         }
         Ok(())
+    }
+
+    /// The name of the file in a cache: by a hash of what the folder holds and of the types.
+    fn cached_name(&self, outtype: OutType<'_>) -> Result<String, Failure> {
+        let recipe;
+        let recipe = match outtype {
+            OutType::Mix(recipe) => recipe,
+            OutType::Auto | OutType::One(_) => {
+                recipe = Recipe::from(self.file_type);
+                &recipe
+            }
+        };
+        let assigned = self.tensors.iter().zip(&self.importance);
+        let assigned = assigned
+            .map(|(tensor, importance)| (&tensor.name[..], tensor.to, importance.as_deref()));
+        Ok(recipe.file_name(self.content_hash()?, assigned))
     }
 
     /// A hash of all files of the folder, and of those that a model has elsewhere.
@@ -398,7 +422,7 @@ impl<'p> Plan<'p> {
             let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             writer.tensor(*name, &[values.len() as u64], DType::F32, data);
         }
-        for tensor in &self.tensors {
+        for (tensor, importance) in self.tensors.iter().zip(&self.importance) {
             if verbose {
                 note(format!(
                     "{:<40} {:>8} -> {}",
@@ -414,12 +438,13 @@ impl<'p> Plan<'p> {
                 let change = tensor
                     .is_changed()
                     .then_some(&change as &(dyn Fn(usize, &mut [f32]) + Sync));
+                let rows_per_matrix = tensor.dims.get(1).map_or(1, |&n| n.max(1) as usize);
                 let conversion = Conversion {
                     n,
                     from: tensor.from,
                     to: tensor.to,
                     change,
-                    importance: None,
+                    importance: importance.as_deref().map(|all| (all, rows_per_matrix)),
                 };
                 let (converter, row) = (&rows.converter, |i| tensor.row(i));
                 if !tensor.is_repacked() {

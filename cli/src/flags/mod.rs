@@ -14,6 +14,7 @@ pub(crate) mod llama_cpp;
 mod lora;
 mod model;
 mod overwrite;
+mod recipe;
 pub(crate) mod renamed;
 mod rope;
 mod sampling;
@@ -42,6 +43,7 @@ pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};
 pub(crate) use model::*;
 pub(crate) use overwrite::OverwriteArg;
+pub(crate) use recipe::RecipeArgs;
 #[cfg(feature = "serve")]
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use session::{SessionArgs, kv_bytes, session};

@@ -1,6 +1,7 @@
 //! Flags that name a model and say how to run it, and what comes of them.
 
 use super::demo;
+use super::recipe::RecipeArgs;
 use super::rope::RopeArgs;
 #[cfg(feature = "convert")]
 use crate::convert::{Conversions, OutType, open_converted};
@@ -12,6 +13,7 @@ use ruvllm::Model;
 use ruvllm::Tokenizer;
 use ruvllm::arch::Arch;
 use ruvllm::gguf::{Gguf, Header, Value as MetadataValue};
+use ruvllm::model::quantize::Recipe;
 use ruvllm::model::{Device, OpenOptions, OpenStage, WeightPlacement};
 use ruvllm::quant::FileType;
 use std::ffi::OsString;
@@ -163,9 +165,10 @@ impl ModelArgs {
         let label = self.label();
         #[cfg(feature = "convert")]
         if let Some(folder) = self.path()?.filter(|path| path.is_dir()) {
+            let recipe = placement.recipe()?;
             let what = Conversions {
                 folder,
-                outtype: placement.quantize.map_or(OutType::Auto, OutType::Mix),
+                outtype: recipe.as_ref().map_or(OutType::Auto, OutType::Mix),
                 no_mtp: false,
                 n_threads: None,
                 verbose: false,
@@ -191,10 +194,8 @@ fn refuse_folder(path: &Path) -> Result<(), Failure> {
 /// The model in a file that is called `label`, on the level that `RUVLLM_ARCH` asks for, with
 /// progress.
 pub(crate) fn open(gguf: Gguf, placement: &PlacementArgs, label: &str) -> Result<Model, Failure> {
-    let options = placement
-        .quantize
-        .into_iter()
-        .fold(OpenOptions::new(), OpenOptions::quantize);
+    let recipe = placement.recipe()?.into_iter();
+    let options = recipe.fold(OpenOptions::new(), OpenOptions::quantize);
     let cache = placement.quantize_cache.iter();
     let options = cache.fold(options, OpenOptions::quantize_cache);
     open_with(options, gguf, placement, label)
@@ -372,6 +373,8 @@ pub(crate) struct PlacementArgs {
     /// Keep what -q makes in this folder, and take it from there next time
     #[arg(long, value_name = "DIR", requires = "quantize")]
     quantize_cache: Option<PathBuf>,
+    #[command(flatten)]
+    recipe: RecipeArgs,
     /// Give a metadata key another value than the file does, for instance
     /// llama.rope.freq_base=float:1e6; types are int, float, bool and str; may be given more
     /// than once
@@ -411,6 +414,12 @@ impl PlacementArgs {
     #[cfg(feature = "serve")]
     pub(crate) fn memory_limit(&self) -> Option<u64> {
         self.memory_limit
+    }
+
+    /// How the model is quantised while it is opened, if it is.
+    fn recipe(&self) -> Result<Option<Recipe>, Failure> {
+        let recipe = |file_type| self.recipe.recipe(file_type);
+        self.quantize.map(recipe).transpose()
     }
 
     fn placement(&self) -> WeightPlacement {

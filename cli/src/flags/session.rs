@@ -226,7 +226,7 @@ pub(crate) fn session(
         ..options.clone().into()
     };
     let plan = model.check_memory(&plan)?;
-    let need = plan.needed() - plan.weights - plan.weights_copy;
+    let need = plan.needed() - plan.weights - plan.weights_copy - plan.vocabulary;
     if let Some(memory) = SystemMemory::now().filter(|memory| need > memory.available) {
         note(format!(
             "warning: a full context of {} tokens takes {}, but {} of memory are free; use a smaller -c",

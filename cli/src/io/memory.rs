@@ -118,14 +118,16 @@ impl Report {
             kv,
             buffers,
             rest,
+            vocabulary,
             ..
         } = self.plan;
         let mut lines = vec![(
             "memory",
             format!(
-                "{} in all: {} for weights, {} for keys and values of {n_ctx} tokens, {} for buffers and logits",
+                "{} in all: {} for weights, {} for the vocabulary, {} for keys and values of {n_ctx} tokens, {} for buffers and logits",
                 size(self.plan.needed()),
                 size(weights + weights_copy),
+                size(vocabulary),
                 size(kv),
                 size(buffers + rest)
             ),
@@ -179,6 +181,7 @@ impl Report {
             kv,
             buffers,
             rest,
+            vocabulary,
             ..
         } = self.plan;
         let recommended = self.recommended.as_ref().and_then(|(found, bytes)| {
@@ -207,6 +210,7 @@ impl Report {
             "besides": besides,
             "n_ctx": n_ctx,
             "weights": weights + weights_copy,
+            "vocabulary": vocabulary,
             "kv_cache": kv,
             "buffers": buffers,
             "rest": rest,

@@ -311,3 +311,87 @@ fn folders_are_opened() {
     let told = String::from_utf8(logits(&small, &["-q", "Q8_0"]).stderr).unwrap();
     assert!(told.contains("quantised already"), "{told}");
 }
+
+/// Types by tensor and an importance matrix, of a file and of a folder: what `quantize` makes.
+#[test]
+fn recipes_of_quantising_while_opening() {
+    let (folder, _) = good("qwen3");
+    let name = |name: &str| folder.0.join(name).to_str().unwrap().to_owned();
+    let [file, small, matrix, cache] =
+        ["file.gguf", "small.gguf", "matrix.gguf", "cache"].map(name);
+    let converted = folder.convert(&["-o", &file]);
+    assert!(converted.status.success(), "{converted:?}");
+
+    let gguf = Gguf::open(&file).unwrap();
+    let mut importance = Importance::default();
+    for t in gguf.tensors().iter().filter(|t| t.name.starts_with("blk")) {
+        let squares = (0..t.dims[0]).map(|i| (i % 7 * i % 11) as f32 + 0.1);
+        let (squares, counts) = (squares.collect(), vec![1.0]);
+        importance
+            .of
+            .insert(t.name.clone(), Sums { squares, counts });
+    }
+    let format = ImportanceFormat::Gguf;
+    importance.write(Path::new(&matrix), format).unwrap();
+
+    let types = [
+        "--tensor-type",
+        "ffn_down=Q8_0",
+        "--token-embedding-type",
+        "Q5_0",
+    ];
+    let guided = ["--imatrix", &matrix];
+    let all = [&types[..], &guided, &["--exclude-weights", "attn_k"]].concat();
+    let mut seen = Vec::new();
+    for flags in [&[][..], &types, &guided, &all, &["--pure"]] {
+        let made = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+            .args(["quantize", &file, &small, "Q4_0", "--overwrite"])
+            .args(flags)
+            .output();
+        assert!(made.unwrap().status.success(), "{flags:?}");
+        let expected = logits(Path::new(&small), &[]).stdout;
+        assert!(!seen.contains(&expected), "{flags:?} change something");
+        let on_open = [&["-q", "Q4_0", "--quantize-cache", &cache], flags].concat();
+        for model in [Path::new(&file), &folder.model()] {
+            // The second time from the cache.
+            for _ in 0..2 {
+                let found = logits(model, &on_open);
+                assert_eq!(found.stdout, expected, "{flags:?}: {found:?}");
+            }
+        }
+        seen.push(expected);
+        let kept = std::fs::read_dir(&cache).unwrap().count();
+        assert_eq!(kept, 2 * seen.len(), "one of the folder, one of the file");
+    }
+
+    // What does not go with the model, or with the call.
+    let other = name("other.gguf");
+    let of_another = Importance {
+        of: [(
+            "blk.0.attn_q.weight".into(),
+            Sums {
+                squares: vec![1.0; 3],
+                counts: vec![1.0],
+            },
+        )]
+        .into(),
+        ..Importance::default()
+    };
+    of_another.write(Path::new(&other), format).unwrap();
+    for (flags, told) in [
+        (
+            &["-q", "Q4_0", "--tensor-type", "ffn_dawn=Q8_0"][..],
+            "ffn_down",
+        ),
+        (&["-q", "Q4_0", "--imatrix", &other], "of another model"),
+        (&["-q", "Q4_0", "--imatrix", &small], "no sums"),
+        (&["--imatrix", &matrix], "--quantize"),
+        (&["--pure"], "--quantize"),
+    ] {
+        for model in [Path::new(&file), &folder.model()] {
+            let failed = logits(model, flags);
+            let text = String::from_utf8(failed.stderr).unwrap();
+            assert!(!failed.status.success() && text.contains(told), "{text}");
+        }
+    }
+}

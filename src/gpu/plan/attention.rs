@@ -77,7 +77,8 @@ impl<'m> Planner<'m, '_> {
         Ok(x)
     }
 
-    /// Transforms the heads of keys or queries where the keys of their layer are stored so.
+    /// Transforms the heads of keys and queries where the keys of their layer are stored so, those of
+    /// values and outputs where its values are.
     pub(super) fn transform(
         &mut self,
         transformed: bool,
@@ -115,7 +116,9 @@ impl<'m> Planner<'m, '_> {
             w.k_norm.as_ref(),
         )?;
         let place = self.batch.places[i];
-        self.transform(place.transformed, k, spec.n_head_kv, spec.head_dim)?;
+        self.transform(place.transformed[0], k, spec.n_head_kv, spec.head_dim)?;
+        let v = Left(Intermediate::V);
+        self.transform(place.transformed[1], v, spec.n_head_kv, spec.head_dim_v)?;
         let [key_bits, value_bits] = place.types.map(bits);
         let args = AppendArgs {
             n_rows: self.rows.n,
@@ -130,7 +133,7 @@ impl<'m> Planner<'m, '_> {
         };
         let buffers = [
             (k, 0),
-            (Left(Intermediate::V), 0),
+            (v, 0),
             (Name::Input(Input::Rows(Set::All)), 0),
             (Name::Input(Input::Pages(place.group)), 0),
         ];
@@ -163,7 +166,7 @@ impl<'m> Planner<'m, '_> {
             w.q_norm.as_ref(),
         )?;
         let place = self.batch.places[i];
-        self.transform(place.transformed, q, spec.n_head, spec.head_dim)?;
+        self.transform(place.transformed[0], q, spec.n_head, spec.head_dim)?;
         let mut args = self.attention_args(spec, place)?;
         let rows = self.rows.clone();
         let (row_data, pages) = (
@@ -215,6 +218,7 @@ impl<'m> Planner<'m, '_> {
                 Some((i, false)),
             );
         }
+        self.transform(place.transformed[1], out, spec.n_head, spec.head_dim_v)?;
         self.linear(&w.wo, out, Left(Intermediate::AttnOut))
     }
 

@@ -17,8 +17,17 @@ impl SeqKv {
 
     /// Applies to a query head the transformation of the layer's stored keys.
     pub(crate) fn transform_query(&self, arch: Arch, layer: usize, query: &mut [f32]) {
-        if self.layout.groups[self.layout.layers[layer].group].transformed {
+        if self.layout.groups[self.layout.layers[layer].group].transformed[0] {
             arch.hadamard(query);
+        }
+    }
+
+    /// Takes the transformation of the layer's stored values back from outputs of heads of `dim`
+    /// values.
+    pub(crate) fn restore_output(&self, arch: Arch, layer: usize, out: &mut [f32], dim: usize) {
+        if self.layout.groups[self.layout.layers[layer].group].transformed[1] {
+            // The matrix is its own inverse.
+            out.chunks_exact_mut(dim).for_each(|out| arch.hadamard(out));
         }
     }
 

@@ -53,8 +53,8 @@ pub struct PagePlace {
     pub values: usize,
     /// Precision of keys and of values.
     pub types: [KvType; 2],
-    /// Whether keys are stored [transformed](crate::arch::Arch::hadamard).
-    pub transformed: bool,
+    /// Whether keys, and values, are stored [transformed](crate::arch::Arch::hadamard).
+    pub transformed: [bool; 2],
 }
 
 /// A page that the running forward pass converts: its group, tier and number.
@@ -805,7 +805,7 @@ impl SeqKv {
             for (part, rows) in [k, v].into_iter().enumerate() {
                 let dim = at.dims()[part];
                 arch.load_kv(of_form.types[part], blocks[part], dim, rows);
-                if part == 0 && group.transformed {
+                if group.transformed[part] {
                     rows.chunks_exact_mut(dim)
                         .for_each(|row| arch.hadamard(row));
                 }
@@ -889,7 +889,7 @@ fn write_rows(
                 .skip(rows.start - pos);
             for (i, row) in (rows.start % KV_BLOCK..).zip(rows_of_all.take(rows.len())) {
                 let mut row = &row[head * dim..][..dim];
-                if part == 0 && group.transformed {
+                if group.transformed[part] {
                     buffer[..dim].copy_from_slice(row);
                     arch.hadamard(&mut buffer[..dim]);
                     row = &buffer[..dim];

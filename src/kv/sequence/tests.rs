@@ -78,7 +78,7 @@ fn widths(s: LayerShape) -> [usize; 2] {
 fn stored(group: &Group, form: usize, part: usize, row: &[f32]) -> Vec<f32> {
     let (arch, mut x) = (Arch::scalar(), row.to_vec());
     let turn = |x: &mut [f32]| {
-        if part == 0 && group.transformed {
+        if group.transformed[part] {
             arch.hadamard(x);
         }
     };
@@ -195,7 +195,7 @@ impl Pair {
                 &mut rows,
             );
             for (row, pos) in rows.chunks_exact_mut(dim).zip(i * KV_BLOCK..) {
-                if part == 0 && group.transformed {
+                if group.transformed[part] {
                     Arch::scalar().hadamard(row);
                 }
                 let plain = &self.plain[layer][part][form][pos * width + head * dim..][..dim];

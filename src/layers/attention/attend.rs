@@ -242,6 +242,8 @@ impl AttnLayer<'_> {
                     );
                 }
                 arch.attention_finish(&mut total, &params);
+                let kv = &slots[row / spec.n_set()].kv;
+                kv.restore_output(arch, i, total.out, d_v);
                 out.copy_from_slice(total.out);
             },
         );
@@ -325,6 +327,7 @@ impl AttnLayer<'_> {
                 );
             }
             arch.attention_finish(&mut total, &params);
+            slot.kv.restore_output(arch, i, total.out, d_v);
         }
     }
 

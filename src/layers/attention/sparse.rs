@@ -92,5 +92,7 @@ impl AttnLayer<'_> {
             }
         }
         self.arch.attention_finish(&mut total, &params);
+        let d_v = self.spec.head_dim_v;
+        slot.kv.restore_output(self.arch, self.i, total.out, d_v);
     }
 }

@@ -144,5 +144,6 @@ impl Queries<'_> {
             Seen::Chosen(chosen) => chosen.iter().for_each(|&i| entry(i)),
         }
         self.arch.attention_finish(&mut total, &params);
+        slot.kv.restore_output(self.arch, self.first, total.out, d);
     }
 }

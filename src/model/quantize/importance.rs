@@ -5,44 +5,84 @@
 //! The newer files are GGUF with two tensors for each matrix, `NAME.in_sum2` and `NAME.counts`; the
 //! older ones (`.dat`) hold means times the number of chunks.
 
-use crate::io::Failure;
-use ruvllm::gguf::{Array, Gguf, NewFile, TensorInfo, Value, Writer};
-use ruvllm::quant::DType;
+use crate::gguf::{Array, Gguf, GgufError, NewFile, TensorInfo, Value, Writer};
+use crate::quant::DType;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 /// Tokens of a chunk, where a file does not tell.
-pub(crate) const CHUNK: u32 = 512;
+const CHUNK: u32 = 512;
 
 /// Longest name, and most values of a matrix, in an older file.
 const MAX_NAME: usize = 1 << 12;
 
 /// An importance matrix for each matrix of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Importance {
-    pub(crate) of: BTreeMap<String, Sums>,
+pub struct Importance {
+    /// Sums of each tensor, by its name.
+    pub of: BTreeMap<String, Sums>,
     /// Texts that it was computed with.
-    pub(crate) datasets: Vec<String>,
-    pub(crate) n_chunks: u32,
+    pub datasets: Vec<String>,
+    /// Chunks of them.
+    pub n_chunks: u32,
     /// Tokens of a chunk.
-    pub(crate) chunk: u32,
+    pub chunk: u32,
 }
 
 /// Sums of a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Sums {
+pub struct Sums {
     /// `Σ x²` of each column of each matrix of a stack.
-    pub(crate) squares: Vec<f32>,
+    pub squares: Vec<f32>,
     /// Number of rows, for each matrix; or one number for all.
-    pub(crate) counts: Vec<f32>,
+    pub counts: Vec<f32>,
 }
 
 /// Format of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ImportanceFormat {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ImportanceFormat {
+    /// The newer one.
+    #[default]
     Gguf,
+    /// The older one, which has no counts of experts.
     Dat,
+}
+
+/// Failures of reading, adding and using importance matrices.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportanceError {
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The container of a newer file is damaged.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A file holds something else.
+    #[error("{0}")]
+    Contents(String),
+    /// Two matrices are of different models.
+    #[error("{tensor} has another shape: they are of different models")]
+    Different {
+        /// The tensor that differs.
+        tensor: String,
+    },
+    /// A matrix is of another model than a tensor.
+    #[error(
+        "tensor {tensor}: the importance matrix has {n} values, the tensor {n_matrices} × {n_columns} columns; it is of another model"
+    )]
+    OtherShape {
+        /// The tensor.
+        tensor: String,
+        /// Values that the matrix has of it.
+        n: usize,
+        /// Matrices in the tensor.
+        n_matrices: usize,
+        /// Columns of each.
+        n_columns: usize,
+    },
 }
 
 impl Importance {
@@ -50,9 +90,9 @@ impl Importance {
     ///
     /// # Errors
     /// If it is damaged, or holds what cannot be such sums.
-    pub(crate) fn read(path: &Path) -> Result<Importance, Failure> {
-        let wrong = |what: String| Failure::Work(format!("{}: {what}", path.display()));
-        let bytes = std::fs::read(path).map_err(Failure::file(path))?;
+    pub fn read(path: &Path) -> Result<Importance, ImportanceError> {
+        let wrong = ImportanceError::Contents;
+        let bytes = std::fs::read(path)?;
         let importance = match bytes.starts_with(b"GGUF") {
             true => from_gguf(&Gguf::from_bytes(bytes)?),
             false => from_dat(&bytes),
@@ -84,7 +124,7 @@ impl Importance {
     ///
     /// # Errors
     /// If a tensor has another shape there.
-    pub(crate) fn add(&mut self, other: &Importance) -> Result<(), String> {
+    pub fn add(&mut self, other: &Importance) -> Result<(), ImportanceError> {
         for (name, theirs) in &other.of {
             let Some(ours) = self.of.get_mut(name) else {
                 self.of.insert(name.clone(), theirs.clone());
@@ -95,9 +135,9 @@ impl Importance {
                 if counts.len() != n && counts.len() != 1
                     || ours.squares.len() != theirs.squares.len()
                 {
-                    return Err(format!(
-                        "{name} has another shape: they are of different models"
-                    ));
+                    return Err(ImportanceError::Different {
+                        tensor: name.clone(),
+                    });
                 }
             }
             let count = |counts: &[f32], i: usize| counts[if counts.len() == 1 { 0 } else { i }];
@@ -117,7 +157,7 @@ impl Importance {
 
     /// Keeps the tensors whose names contain one of `include`, if there are any, and none of
     /// `exclude`.
-    pub(crate) fn keep(&mut self, include: &[String], exclude: &[String]) {
+    pub fn keep(&mut self, include: &[String], exclude: &[String]) {
         let has = |parts: &[String], name: &str| parts.iter().any(|part| name.contains(part));
         self.of
             .retain(|name, _| (include.is_empty() || has(include, name)) && !has(exclude, name));
@@ -128,18 +168,19 @@ impl Importance {
     ///
     /// # Errors
     /// If the shape is another one.
-    pub(crate) fn means(&self, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, Failure> {
-        let Some(sums) = self.of.get(&tensor.name) else {
+    pub fn means(&self, name: &str, dims: &[u64]) -> Result<Option<Vec<f32>>, ImportanceError> {
+        let Some(sums) = self.of.get(name) else {
             return Ok(None);
         };
-        let n = tensor.dims[0] as usize;
-        let n_matrices = tensor.dims.iter().skip(2).product::<u64>() as usize;
+        let n = dims[0] as usize;
+        let n_matrices = dims.iter().skip(2).product::<u64>() as usize;
         if sums.squares.len() != n * n_matrices {
-            return Err(Failure::Work(format!(
-                "tensor {}: the importance matrix has {} values, the tensor {n_matrices} × {n} columns; it is of another model",
-                tensor.name,
-                sums.squares.len()
-            )));
+            return Err(ImportanceError::OtherShape {
+                tensor: name.to_owned(),
+                n: sums.squares.len(),
+                n_matrices,
+                n_columns: n,
+            });
         }
         let per_count = sums.squares.len() / sums.counts.len();
         let means = sums.squares.iter().enumerate().map(|(i, square)| {
@@ -150,19 +191,21 @@ impl Importance {
     }
 
     /// Writes a file.
-    pub(crate) fn write(&self, path: &Path, format: ImportanceFormat) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, path: &Path, format: ImportanceFormat) -> Result<(), ImportanceError> {
         match format {
-            ImportanceFormat::Gguf => self.write_gguf(path),
+            ImportanceFormat::Gguf => Ok(self.to_gguf().write(path)?),
             ImportanceFormat::Dat => {
-                let mut file = NewFile::create(path, false).map_err(Failure::file(path))?;
-                file.write_all(&self.to_dat())
-                    .map_err(Failure::file(path))?;
-                file.finish().map_err(Failure::file(path))
+                let mut file = NewFile::create(path, false)?;
+                file.write_all(&self.to_dat())?;
+                Ok(file.finish()?)
             }
         }
     }
 
-    fn write_gguf(&self, path: &Path) -> Result<(), Failure> {
+    fn to_gguf(&self) -> Writer<'static> {
         let mut writer = Writer::new();
         writer.overwrite();
         let datasets: Vec<&str> = self.datasets.iter().map(String::as_str).collect();
@@ -193,7 +236,7 @@ impl Importance {
                 counts,
             );
         }
-        Ok(writer.write(path)?)
+        writer
     }
 
     /// The older format; it has no counts of experts, so means of those that were never reached are
@@ -418,7 +461,10 @@ mod tests {
             .unwrap()
             .squares
             .push(1.0);
-        assert!(twice.add(&other).unwrap_err().contains("different models"));
+        assert!(matches!(
+            twice.add(&other),
+            Err(ImportanceError::Different { .. })
+        ));
         twice.keep(&["exps".into()], &[]);
         assert_eq!(twice.of.len(), 1);
     }

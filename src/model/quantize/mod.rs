@@ -1,54 +1,19 @@
 //! Models in smaller types: what each tensor becomes, the file of such a plan, and models that are
 //! quantised while they are opened.
 
+mod importance;
+mod recipe;
+
+pub use importance::{Importance, ImportanceError, ImportanceFormat, Sums};
+pub use recipe::{Assigned, Described, NamedType, Planned, Recipe, RecipeError, model_shape};
+
 use crate::gguf::{Gguf, GgufError, TensorInfo, Value, Writer};
 use crate::model::ModelError;
-use crate::quant::{Conversion, Converter, DType, FileType, ModelShape, RowError};
+use crate::quant::{Conversion, Converter, FileType, RowError};
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// A tensor, the type that it gets, and the importance of its weights.
-#[derive(Clone, Debug)]
-pub struct Planned<'a> {
-    /// The tensor.
-    pub tensor: &'a TensorInfo,
-    /// Its type in the new file.
-    pub to: DType,
-    /// Importance of each weight of a row, for each matrix of a stack.
-    pub importance: Option<Vec<f32>>,
-}
-
-/// What the types of tensors in a mix depend on, as far as the file tells.
-pub fn model_shape(gguf: &Gguf) -> ModelShape {
-    let metadata = gguf.metadata();
-    let arch = metadata.opt_str("general.architecture").ok().flatten();
-    let number = |key: &str| {
-        let key = format!("{}.{key}", arch.unwrap_or_default());
-        // Some families have one value per layer.
-        let of_layers = || {
-            metadata
-                .opt_u32s(&key)
-                .ok()
-                .flatten()?
-                .iter()
-                .copied()
-                .max()
-        };
-        let single = metadata.opt_u32(&key).ok().flatten();
-        single.or_else(of_layers).map(|n| n as usize)
-    };
-    let n_head = number("attention.head_count").unwrap_or(1);
-    ModelShape {
-        n_layer: number("block_count").unwrap_or(1),
-        n_head,
-        n_head_kv: number("attention.head_count_kv").unwrap_or(n_head),
-        n_expert: number("expert_count").unwrap_or(0),
-        tied_embeddings: gguf.tensor("output.weight").is_none(),
-        importance: false,
-    }
-}
 
 /// The file of that plan, whose rows `converter` converts while it is written.
 pub fn writer<'a>(
@@ -90,17 +55,17 @@ pub fn writer<'a>(
 /// How a model is quantised while it is opened.
 #[derive(Clone, Debug)]
 pub(super) struct OnOpen {
-    file_type: FileType,
+    recipe: Recipe,
     /// Folder in which the result is kept.
     cache: Option<PathBuf>,
 }
 
 impl OnOpen {
-    pub(super) fn new(file_type: FileType, cache: Option<PathBuf>) -> OnOpen {
-        OnOpen { file_type, cache }
+    pub(super) fn new(recipe: Recipe, cache: Option<PathBuf>) -> OnOpen {
+        OnOpen { recipe, cache }
     }
 
-    /// The model in this type: in memory, or mapped from the cache. `progress` is called with the
+    /// The model by this recipe: in memory, or mapped from the cache. `progress` is called with the
     /// share done, and cancels by `false`; `limit` is the most bytes that the weights may have.
     pub(super) fn apply(
         &self,
@@ -108,7 +73,7 @@ impl OnOpen {
         limit: Option<u64>,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Gguf, ModelError> {
-        let plan = self.plan(&gguf)?;
+        let plan = self.recipe.plan(&gguf)?;
         if plan
             .iter()
             .all(|planned| planned.to == planned.tensor.dtype)
@@ -130,45 +95,19 @@ impl OnOpen {
             goes_on
         });
         let converter = converter.map_err(ModelError::QuantizeThreads)?;
-        let writer = || writer(&gguf, &plan, self.file_type, &converter);
+        let writer = || writer(&gguf, &plan, self.recipe.file_type, &converter);
         match &self.cache {
             None => Gguf::from_writer(writer()),
             Some(folder) => {
-                let name = format!(
-                    "{:016x}-{}-{}.gguf",
-                    gguf.content_hash(),
-                    self.file_type,
-                    env!("CARGO_PKG_VERSION")
-                );
+                let assigned = plan.iter().map(|planned| {
+                    let importance = planned.importance.as_deref();
+                    (&planned.tensor.name[..], planned.to, importance)
+                });
+                let name = self.recipe.file_name(gguf.content_hash(), assigned);
                 cached(&folder.join(name), writer)
             }
         }
         .map_err(failure)
-    }
-
-    /// The types of the mix; tensors that are quantised already keep theirs, or are refused.
-    fn plan<'a>(&self, gguf: &'a Gguf) -> Result<Vec<Planned<'a>>, ModelError> {
-        let shape = model_shape(gguf);
-        let planned = |tensor: &'a TensorInfo| {
-            let (dtype, dims) = (tensor.dtype, &tensor.dims);
-            let to = match dtype.format() {
-                Some(_) => self.file_type.tensor_type(&tensor.name, dims, &shape),
-                None => None,
-            };
-            let to = to.unwrap_or(dtype);
-            if to != dtype && dtype.block().0 > 1 && to.block().0 > 1 {
-                return Err(ModelError::QuantizedAlready {
-                    tensor: tensor.name.clone(),
-                    dtype: dtype.to_string(),
-                });
-            }
-            Ok(Planned {
-                tensor,
-                to,
-                importance: None,
-            })
-        };
-        gguf.tensors().iter().map(planned).collect()
     }
 }
 
