@@ -178,7 +178,7 @@ fn recipes() {
         told.contains("ffn_dawn") && told.contains("ffn_down"),
         "{told}"
     );
-    let mut other = plain.clone();
+    let mut other = plain;
     other.importance = Some(importance(3));
     let told = open(&other).unwrap_err().to_string();
     assert!(

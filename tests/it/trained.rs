@@ -618,19 +618,19 @@ fn numbers_are_those_of_the_reference() {
 
 /// A drafter that tells how often it was asked for guesses, and the most bytes that it held.
 #[derive(Debug)]
-struct Told {
+struct Counted {
     drafter: TrainedDrafter,
     told: Arc<Mutex<(usize, u64)>>,
 }
 
-impl Told {
-    fn new(drafter: TrainedDrafter) -> Told {
+impl Counted {
+    fn new(drafter: TrainedDrafter) -> Counted {
         let told = Arc::default();
-        Told { drafter, told }
+        Counted { drafter, told }
     }
 }
 
-impl Drafter for Told {
+impl Drafter for Counted {
     fn name(&self) -> &'static str {
         self.drafter.name()
     }
@@ -663,7 +663,7 @@ impl Drafter for Told {
     }
 
     fn boxed_clone(&self) -> Box<dyn Drafter> {
-        Box::new(Told {
+        Box::new(Counted {
             drafter: self.drafter.clone(),
             told: Arc::clone(&self.told),
         })
@@ -702,7 +702,7 @@ fn memory_is_planned_and_freed() {
             plan.needed() - without.needed(),
             plan.drafters + plan.buffers - without.buffers
         );
-        let told = Told::new(drafter);
+        let told = Counted::new(drafter);
         let most = Arc::clone(&told.told);
         let speculation = Speculation::by(told).fixed_length(15);
         let mut session = engine.session_with(&options).unwrap();
@@ -826,8 +826,8 @@ fn drafters_of_different_inputs_draft_together() {
     let other = TrainedDrafter::open(other.gguf(), &engine)
         .unwrap()
         .unwrap();
-    let all = KINDS.map(|kind| Told::new(trained(kind, &engine)));
-    let other = Told::new(other);
+    let all = KINDS.map(|kind| Counted::new(trained(kind, &engine)));
+    let other = Counted::new(other);
     let told: Vec<_> = all
         .iter()
         .chain([&other])
@@ -895,7 +895,7 @@ fn who_guesses_wrong_is_turned_off() {
         ..SessionOptions::default()
     };
     for kind in KINDS {
-        let told = Told::new(trained(kind, &engine));
+        let told = Counted::new(trained(kind, &engine));
         let asked = Arc::clone(&told.told);
         let speculation = Speculation::by(told);
         let session = engine.session_with(&options).unwrap();

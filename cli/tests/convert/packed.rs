@@ -3,6 +3,7 @@
 //! they are.
 
 use super::*;
+use ruvllm::model::quantize::{Importance, ImportanceFormat, Sums};
 
 /// The checkpoints of the script.
 fn lines() -> Vec<Json> {
