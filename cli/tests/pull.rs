@@ -3,6 +3,7 @@
 #![cfg(feature = "pull")]
 
 use serde_json::{Value, json};
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -51,6 +52,15 @@ fn model() -> Vec<u8> {
 
 fn sum(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// As git names a file.
+fn blob_id(bytes: &[u8]) -> String {
+    let hash = Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
+    hash.finalize()
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect()
@@ -118,11 +128,12 @@ impl Hub {
         }
         if path.starts_with("/api/models/a/b/revision/main") {
             let file = |(name, bytes): &(&str, Vec<u8>)| {
-                let sum = if faults.wrong_sum {
-                    sum(b"other")
-                } else {
-                    sum(bytes)
-                };
+                let bytes_of_sum: &[u8] = if faults.wrong_sum { b"other" } else { bytes };
+                if !name.ends_with(".gguf") && !name.ends_with(".safetensors") {
+                    let id = blob_id(bytes_of_sum);
+                    return json!({"rfilename": name, "size": bytes.len(), "blobId": id});
+                }
+                let sum = sum(bytes_of_sum);
                 json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": sum, "size": bytes.len()}})
             };
             let mut siblings: Vec<Value> = self.files.iter().map(file).collect();
@@ -470,4 +481,92 @@ fn the_largest_that_runs_here() {
     cache.fails(&hub, &["pull", "a/b:Q5_0"], "m-Q8_0.gguf");
     cache.fails(&hub, &["pull", "a/b:m"], "several");
     cache.fails(&hub, &["pull", "a/c"], "no such thing");
+}
+
+#[test]
+fn checkpoints_come_whole_and_checked() {
+    let hub = Hub::start(vec![
+        ("config.json", b"{}".to_vec()),
+        ("tokenizer.json", b"{ }".to_vec()),
+        ("model.safetensors", vec![7; 100_000]),
+        ("consolidated.safetensors", vec![8; 1000]),
+        ("onnx/config.json", b"{}".to_vec()),
+        ("1_Pooling/config.json", b"{  }".to_vec()),
+        (".gitattributes", b"x".to_vec()),
+    ]);
+    let cache = Cache::new("checkpoint");
+    hub.set(Faults {
+        wrong_sum: true,
+        ..Faults::default()
+    });
+    cache.fails(&hub, &["pull", "a/b"], "it was removed");
+    hub.set(Faults {
+        breaks_after: Some(60_000),
+        ..Faults::default()
+    });
+    let folder = cache.pulls(&hub, "a/b");
+    assert_eq!(folder, cache.repo().join("snapshots").join(COMMIT));
+    let read = |name: &str| std::fs::read(folder.join(name)).ok();
+    assert_eq!(read("config.json").unwrap(), b"{}");
+    assert_eq!(read("tokenizer.json").unwrap(), b"{ }");
+    assert_eq!(read("1_Pooling/config.json").unwrap(), b"{  }");
+    assert_eq!(read("model.safetensors").unwrap(), [7; 100_000]);
+    for name in [
+        "consolidated.safetensors",
+        "onnx/config.json",
+        ".gitattributes",
+    ] {
+        assert_eq!(read(name), None, "{name}");
+    }
+    assert!(cache.names("blobs").contains(&blob_id(b"{ }")));
+    cache.fails(&hub, &["pull", "a/b:Q8_0"], "is a type of GGUF files");
+}
+
+#[test]
+fn headers_are_inspected_where_they_are() {
+    let hub = Hub::start(vec![("m-Q8_0.gguf", model()), ("m-F16.gguf", model())]);
+    let cache = Cache::new("inspected");
+    let output = cache.run(&hub, &["inspect", "hf://a/b:Q8_0", "--json"], &[]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let local = cache.run(
+        &hub,
+        &[
+            "inspect",
+            concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/../models/ruvllm-rust-6m-q8_0.gguf"
+            ),
+            "--json",
+        ],
+        &[],
+    );
+    let local: Value = serde_json::from_slice(&local.stdout).unwrap();
+    for key in ["architecture", "parameters", "tensors", "file_size"] {
+        assert_eq!(said[key], local[key], "{key}");
+    }
+    assert!(cache.names("blobs").is_empty(), "nothing is downloaded");
+    cache.fails(&hub, &["inspect", "hf://a/b"], "m-F16.gguf");
+    cache.fails(&hub, &["inspect", "hf://a"], "expected OWNER/NAME");
+}
+
+#[test]
+fn without_the_hub_what_is_here_counts() {
+    let hub = Hub::start(vec![("m-Q8_0.gguf", model())]);
+    let cache = Cache::new("offline");
+    let run = |args: &[&str]| cache.run(&hub, args, &[("HF_HUB_OFFLINE", "1")]);
+    let output = run(&["pull", "a/b:q8_0"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && said.contains("the hub is not asked"),
+        "{said}"
+    );
+    cache.pulls(&hub, "a/b:q8_0");
+    hub.asked();
+    let output = run(&["-hf", "a/b:q8_0", "-p", "Ownership is", "-n", "2"]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(hub.asked().is_empty());
 }
