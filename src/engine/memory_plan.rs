@@ -389,8 +389,7 @@ impl Model {
 /// Bytes of what a model has beside its weights.
 pub(crate) fn vocabulary_bytes(model: &Model) -> u64 {
     let gguf = model.gguf();
-    let weights: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
-    let header = gguf.file_size().saturating_sub(weights);
+    let header = gguf.header().data_offset;
     vocabulary(header, gguf.metadata(), model.tokenizer().map(|t| &**t))
 }
 

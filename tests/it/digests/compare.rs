@@ -244,6 +244,11 @@ fn compute(
 pub(super) fn check(file: &str, groups: &[Group], jobs: Vec<Job>) {
     let path = format!("{}/tests/data/digests/{file}", env!("CARGO_MANIFEST_DIR"));
     let writes = super::writes();
+    let n_all = jobs.len();
+    let jobs: Vec<Job> = jobs
+        .into_iter()
+        .filter(|job| super::wants(&job.name))
+        .collect();
     let everything = writes || long();
     let mut expected = match std::fs::read_to_string(&path) {
         Ok(text) => Table::parse(&text),
@@ -284,6 +289,9 @@ pub(super) fn check(file: &str, groups: &[Group], jobs: Vec<Job>) {
             expected.complete(&found);
             if expected != before {
                 std::fs::write(&path, expected.text()).unwrap();
+            }
+            if jobs.len() < n_all {
+                return;
             }
         }
         failures.extend(expected.differences(&found));
