@@ -70,7 +70,7 @@ pub enum Error {
     /// A model of the hub could not be had.
     #[cfg(feature = "hub")]
     #[error(transparent)]
-    Hub(#[from] HubError),
+    Hub(HubError),
     /// A chat template failed.
     #[cfg(feature = "chat")]
     #[error(transparent)]
@@ -95,6 +95,11 @@ spread! {
     DecodeError { Session, Sample, Tokenizer };
     GradientError { Session, Adapter };
     ScheduleError { Session, Adapter, Sample, Tokenizer } else Schedule;
+}
+
+#[cfg(feature = "hub")]
+spread! {
+    HubError { Model } else Hub;
 }
 
 #[cfg(feature = "vision")]

@@ -2952,8 +2952,8 @@ fn memory_is_planned() {
     let inspected = parsed(&run(&["inspect", &model, "--json"]))["memory"].clone();
     let doctor = parsed(&run(&["doctor", "-m", &model, "--json"]))["model"]["memory"].clone();
     assert_eq!(inspected["total"], doctor["total"]);
-    let parts =
-        ["weights", "kv_cache", "buffers", "rest"].map(|part| inspected[part].as_u64().unwrap());
+    let parts = ["weights", "kv_cache", "buffers", "rest", "vocabulary"]
+        .map(|part| inspected[part].as_u64().unwrap());
     assert_eq!(
         parts.iter().sum::<u64>(),
         inspected["total"].as_u64().unwrap()

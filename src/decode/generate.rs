@@ -105,18 +105,20 @@ impl<'p> From<&'p Vec<u32>> for Prompt<'p> {
     }
 }
 
-impl Session {
-    /// Keeps what drafters read of this session from now on: also of tokens that are computed before
+impl Speculation {
+    /// Keeps what the drafters read of a session from now on: also of tokens that are computed before
     /// a generation begins, and from one generation to the next.
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub fn keep_for(&mut self, speculation: &Speculation) -> Result<(), SessionError> {
-        speculation.keep(&mut self.seq)?;
-        self.seq.pin_kept();
+    pub fn keep_in(&self, session: &mut Session) -> Result<(), SessionError> {
+        self.keep(&mut session.seq)?;
+        session.seq.pin_kept();
         Ok(())
     }
+}
 
+impl Session {
     /// Continues a text or tokens, which are computed at once.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! What can go wrong between this machine, its cache and the hub.
 
+use crate::model::ModelError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -49,6 +50,9 @@ pub enum HubError {
         /// Sum that the hub tells.
         expected: String,
     },
+    /// Model that is here, but was refused.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// File or folder of the cache that the system refused to read or write.
     #[error("{path}: {error}")]
     Io {

@@ -4,7 +4,7 @@
 //! use ruvllm::Model;
 //! use ruvllm::hub::{HubEvent, HubOptions};
 //!
-//! # fn main() -> ruvllm::Result<()> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = Model::from_hub("Qwen/Qwen3-0.6B-GGUF:Q8_0", &HubOptions::default(), &|event| {
 //!     if let HubEvent::Progress { done, bytes, .. } = event {
 //!         eprint!("\r{:3} %", 100 * done / bytes);
@@ -118,7 +118,7 @@ impl Model {
         name: &str,
         options: &HubOptions,
         on_event: &dyn Fn(HubEvent<'_>),
-    ) -> crate::Result<Model> {
+    ) -> Result<Model, HubError> {
         let path = resolve(&name.parse()?, options, on_event)?;
         Ok(Model::open(path)?)
     }

@@ -731,7 +731,7 @@ fn memory_is_planned_and_freed() {
         );
         // Of a prompt the end is read.
         session.clear();
-        session.keep_for(&speculation).unwrap();
+        speculation.keep_in(&mut session).unwrap();
         let mut generation = session
             .generate(&prompt, &mut greedy)
             .unwrap()

@@ -150,7 +150,7 @@ pub(crate) fn drafter_memory(path: &Path, model: &Model) -> Result<Option<Drafte
 /// Lets a session keep what drafters read, also of a prompt that is computed before they are asked.
 /// Without memory for that, they draft nothing.
 pub(crate) fn keep_for(session: &mut Session, speculation: Option<&Speculation>) {
-    if let Some(Err(error)) = speculation.map(|speculation| session.keep_for(speculation)) {
+    if let Some(Err(error)) = speculation.map(|speculation| speculation.keep_in(session)) {
         note(format!("drafts: {error}"));
     }
 }

@@ -385,7 +385,10 @@ fn recipes_of_quantising_while_opening() {
             "ffn_down",
         ),
         (&["-q", "Q4_0", "--imatrix", &other], "of another model"),
-        (&["-q", "Q4_0", "--imatrix", &small], "no sums"),
+        (
+            &["-q", "Q4_0", "--imatrix", &small],
+            "not an importance matrix",
+        ),
         (&["--imatrix", &matrix], "--quantize"),
         (&["--pure"], "--quantize"),
     ] {

@@ -104,11 +104,9 @@ impl SeqKv {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
-
-    /// Peak bytes that sequences take from an empty pool while each is filled with a prompt of `n`
-    /// tokens, `n_batch` at a time. Where pages are released, one and two sequences of pages
-    /// without memory are simulated to find what each further one adds; very long ones use the
-    /// bound of all sequences.
+    /// Peak bytes that sequences take from an empty pool while each is filled with `n` tokens,
+    /// `n_batch` at a time. Where pages are released, one and two sequences without memory are
+    /// simulated to find what each further one adds; very long ones use the bound of all.
     pub(crate) fn peak_bytes(
         layout: &Arc<KvLayout>,
         n: usize,
@@ -507,8 +505,8 @@ impl SeqKv {
         self.len += n;
         self.commit_states();
         // In their order: an image may end behind the border.
-        let border = self.len / KV_BLOCK * KV_BLOCK;
-        for pos in [checkpoint.min(border), checkpoint.max(border)] {
+        let ends = [checkpoint, self.len / KV_BLOCK * KV_BLOCK];
+        for pos in [ends[0].min(ends[1]), ends[0].max(ends[1])] {
             if self.checkpoints.last().is_none_or(|last| last.pos < pos) {
                 self.add_checkpoint(pos, false, None);
             }

@@ -273,7 +273,7 @@ impl Importance {
 fn from_gguf(gguf: &Gguf) -> Result<Importance, String> {
     let metadata = gguf.metadata();
     let kind = metadata.opt_str("general.type").ok().flatten();
-    if kind.is_some_and(|kind| kind != "imatrix") {
+    if let Some(kind) = kind.filter(|kind| *kind != "imatrix") {
         return Err(format!(
             "a GGUF file of type {kind:?}, not an importance matrix"
         ));
