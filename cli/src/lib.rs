@@ -10,11 +10,11 @@
 //! | `bench/` | what `ruvllm bench` measures, and the perplexity of a text |
 //! | `flags/` | groups of flags that several commands have, and what comes of them: a model, a session, a sampler, drafters, a learner; llama.cpp's spelling of flags |
 //! | `convert/` | GGUF files from folders of Hugging Face; below `flags/`, since `-m` names such a folder, too |
-//! | `pull.rs` | models of Hugging Face's hub, and those that are here; below `flags/`, since `-hf` names one |
+//! | `pull/` | models of Hugging Face's hub, and those that are here; below `flags/`, since `-hf` names one |
 //! | `quantize/` | types of a file's tensors, and rows on their way from one type to another |
 //! | `io/` | terminal, files, JSON, sizes, times, tables, progress; what is told of a machine and of a model |
 //!
-//! `serve/` and `bench/` stand side by side, and so do `convert/` and `pull.rs`. Results go to stdout, everything else to
+//! `serve/` and `bench/` stand side by side, and so do `convert/` and `pull/`. Results go to stdout, everything else to
 //! stderr. Exit codes: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted.
 //!
 //! A library, so that the fuzzer reaches the server. It has no other users, and promises them

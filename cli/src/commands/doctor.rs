@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "json", num_args = 0..=1)]
     gpu: Option<Option<usize>>,
     /// Drafter that was trained for the model, whose memory is told [short: -md]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Speculative decoding")]
     model_draft: Option<PathBuf>,
     #[cfg(feature = "vision")]
     #[command(flatten)]
