@@ -32,15 +32,13 @@ impl DrafterMemory {
     /// Most bytes that it takes for a text of at most `n_ctx` tokens, whose prompts are computed
     /// `n_batch` at a time: its keys and values, its buffers, and what it reads of the model.
     pub fn of_text(&self, n_ctx: usize, n_batch: usize) -> u64 {
-        let kept = match self.0.spec.kind {
-            // What the last layer leaves of a prompt's end, and what is kept of it.
-            DraftKind::Assistant => kept_inputs_bytes(self.0.n_target, n_ctx, n_batch),
-            _ => {
-                let width = self.0.spec.inputs.len() * self.0.n_target;
-                kept_inputs_bytes(width, n_ctx, n_batch)
-            }
+        let n_read = match self.0.spec.kind {
+            // What the last layer leaves.
+            DraftKind::Assistant => 1,
+            _ => self.0.spec.inputs.len(),
         };
-        kept.saturating_add(self.own_of_text(n_ctx))
+        kept_inputs_bytes(n_read * self.0.n_target, n_ctx, n_batch)
+            .saturating_add(self.own_of_text(n_ctx))
     }
 
     /// The same without what sequences keep for it.

@@ -14,7 +14,7 @@ use crate::forward::buffer_bytes;
 use crate::forward::sizes::sizes;
 use crate::gguf::{Header, Metadata};
 use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
-use crate::layers::draft::MOST_GUESSES;
+use crate::layers::draft::MAX_DRAFT;
 use crate::layers::hparams::Hparams;
 use crate::layers::rows::SlotSize;
 use crate::layers::sizes::Sizes;
@@ -27,8 +27,6 @@ use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// Most tokens that are drafted for one pass of a sequence.
-pub(crate) const MAX_DRAFT: usize = MOST_GUESSES;
 /// Contexts below are not recommended.
 const FEW_TOKENS: usize = 512;
 
@@ -271,15 +269,10 @@ impl Model {
                 .map(|adapter| adapter.max_rank())
                 .sum();
             let (n, threads) = (options.n_gradient.min(plan.n_ctx), n_threads(options));
-            let at = (n, plan.n_ctx - n);
-            for pairs in [false, true] {
-                if pairs && !options.has_divergence {
-                    continue;
-                }
-                let [buffers, rows] = gradient_bytes((self, threads), adapter, rank, at, pairs);
-                plan.buffers = plan.buffers.max(buffers);
-                plan.gradients = rows.saturating_add(adapter.bytes());
-            }
+            let (at, pairs) = ((n, plan.n_ctx - n), options.has_divergence);
+            let [buffers, rows] = gradient_bytes((self, threads), adapter, rank, at, pairs);
+            plan.buffers = plan.buffers.max(buffers);
+            plan.gradients = rows.saturating_add(adapter.bytes());
         }
         let copied = match self.placement() {
             WeightPlacement::Mapped => 0,

@@ -143,11 +143,10 @@ impl Sequence {
 
     /// Keeps what these layers read of its last tokens from now on.
     pub(crate) fn keep_inputs(&mut self, layers: &[usize]) -> Result<(), SessionError> {
+        let limited = self.limited_pool().cloned();
         let h = self.model.hparams();
-        let is_limited = self.model.memory_limit().is_some();
-        let limited = is_limited.then(|| self.kv.pool());
         self.inputs
-            .add(layers, (h.n_layer, h.n_embd), self.n_ctx, limited)
+            .add(layers, (h.n_layer, h.n_embd), self.n_ctx, limited.as_ref())
     }
 
     /// Lets what is kept stay when the generation ends that wanted it.

@@ -496,15 +496,6 @@ typed_array! {
 macro_rules! accessors {
     ($($(#[doc = $doc:literal])* $required:ident $optional:ident -> $ty:ty;)*) => {
         impl Metadata {
-    /// Bytes that its arrays take beside the file.
-    pub(crate) fn bytes(&self) -> u64 {
-        let arrays = self.entries.iter().filter_map(|(_, value)| match value {
-            Value::Array(array) => Some(array.bytes()),
-            _ => None,
-        });
-        arrays.sum()
-    }
-
             $(
                 $(#[doc = $doc])*
                 pub fn $optional(&self, key: &str) -> Result<Option<$ty>, GgufError> {
@@ -546,6 +537,15 @@ accessors! {
 }
 
 impl Metadata {
+    /// Bytes that its arrays take beside the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        let arrays = self.entries.iter().filter_map(|(_, value)| match value {
+            Value::Array(array) => Some(array.bytes()),
+            _ => None,
+        });
+        arrays.sum()
+    }
+
     pub(super) fn new(entries: Vec<(String, Value)>) -> Result<Metadata, GgufError> {
         let mut by_key: Vec<u32> = (0..entries.len() as u32).collect();
         by_key.sort_unstable_by_key(|&i| &entries[i as usize].0);

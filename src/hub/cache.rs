@@ -59,9 +59,17 @@ impl Cache {
 
     /// The folder of a snapshot.
     pub(super) fn snapshot(&self, listing: &Listing) -> PathBuf {
-        self.repo(&listing.repo)
-            .join("snapshots")
-            .join(&listing.commit)
+        self.snapshot_at(&listing.repo, &listing.commit)
+    }
+
+    fn snapshot_at(&self, repo: &str, commit: &str) -> PathBuf {
+        self.repo(repo).join("snapshots").join(commit)
+    }
+
+    /// The newest snapshot of a model's revision that is known here.
+    fn known(&self, repo: &str, revision: &str) -> Option<PathBuf> {
+        let commit = fs::read_to_string(self.repo(repo).join("refs").join(revision)).ok()?;
+        Some(self.snapshot_at(repo, commit.trim()))
     }
 
     /// Where a file of a snapshot is.
@@ -192,10 +200,9 @@ impl Cache {
 
     /// GGUF files of the newest snapshot of a model's revision that is known here.
     pub(super) fn newest(&self, repo: &str, revision: &str) -> Result<Vec<CachedFile>, HubError> {
-        let Ok(commit) = fs::read_to_string(self.repo(repo).join("refs").join(revision)) else {
+        let Some(snapshot) = self.known(repo, revision) else {
             return Ok(Vec::new());
         };
-        let snapshot = self.repo(repo).join("snapshots").join(commit.trim());
         let models = self.models()?.into_iter();
         Ok(models
             .filter(|m| m.repo == repo && m.path.starts_with(&snapshot))
@@ -204,9 +211,7 @@ impl Cache {
 
     /// The folder of a checkpoint in safetensors whose revision is known here.
     pub(super) fn checkpoint(&self, repo: &str, revision: &str) -> Option<PathBuf> {
-        let repo = self.repo(repo);
-        let commit = fs::read_to_string(repo.join("refs").join(revision)).ok()?;
-        let snapshot = repo.join("snapshots").join(commit.trim());
+        let snapshot = self.known(repo, revision)?;
         let has_weights = entries(&snapshot)
             .ok()?
             .iter()

@@ -124,9 +124,17 @@ impl Model {
     }
 }
 
-fn is_offline(options: &HubOptions) -> bool {
+/// The hub, and what it has of a model, unless it is not to be asked.
+fn ask(name: &ModelName, options: &HubOptions) -> Result<(Hub, Listing), HubError> {
     let variable = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
-    options.offline || ["1", "ON", "YES", "TRUE"].contains(&variable.to_ascii_uppercase().as_str())
+    let is_set = ["1", "ON", "YES", "TRUE"].contains(&variable.to_ascii_uppercase().as_str());
+    if options.offline || is_set {
+        let name = name.to_string();
+        return Err(HubError::Offline { name });
+    }
+    let hub = Hub::new(&options.hosts)?;
+    let listing = hub.list(&name.repo, &options.revision.0)?;
+    Ok((hub, listing))
 }
 
 /// Files of a model that are here.
@@ -186,13 +194,9 @@ pub fn fetch(
     options: &HubOptions,
     on_event: &dyn Fn(HubEvent<'_>),
 ) -> Result<PathBuf, HubError> {
-    if is_offline(options) {
-        let name = name.to_string();
-        return Err(HubError::Offline { name });
-    }
-    let (hub, cache) = (Hub::new(&options.hosts)?, Cache::open()?);
-    let listing = hub.list(&name.repo, &options.revision.0)?;
-    let (mut files, path) = match choose(&hub, &listing, name, on_event)? {
+    let (hub, listing) = ask(name, options)?;
+    let cache = Cache::open()?;
+    let (files, path) = match choose(&hub, &listing, name, on_event)? {
         Some(group) => {
             let path = cache.path(&listing, group.files[0]);
             (group.files, path)
@@ -200,7 +204,7 @@ pub fn fetch(
         None => (checkpoint(&listing, name)?, cache.snapshot(&listing)),
     };
     #[cfg(feature = "vision")]
-    files.extend(projector(&hub, &listing, on_event));
+    let files = [files, Vec::from_iter(projector(&hub, &listing, on_event))].concat();
     for (i, file) in files.iter().enumerate() {
         download(&hub, &cache, &listing, file, (i, files.len()), on_event)?;
     }
@@ -213,12 +217,7 @@ pub fn fetch(
 /// # Errors
 /// If there is no such model, or several and no word to choose by.
 pub fn header(name: &ModelName, options: &HubOptions) -> Result<RemoteHeader, HubError> {
-    if is_offline(options) {
-        let name = name.to_string();
-        return Err(HubError::Offline { name });
-    }
-    let hub = Hub::new(&options.hosts)?;
-    let listing = hub.list(&name.repo, &options.revision.0)?;
+    let (hub, listing) = ask(name, options)?;
     let files = listing.files.iter().map(|file| (file.path.clone(), file));
     let mut groups = group(files.collect());
     let all: String = groups.iter().map(|g| format!("\n  {}", g.name)).collect();

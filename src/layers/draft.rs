@@ -23,7 +23,7 @@ use std::ops::Range;
 /// prompt's panels.
 pub(crate) const FEW: usize = 32;
 /// Most tokens that are drafted for one pass of a sequence: kernels take 16 rows at a time.
-pub(crate) const MOST_GUESSES: usize = 15;
+pub(crate) const MAX_DRAFT: usize = 15;
 
 /// Buffers of a layer for some rows, reused by the next.
 #[derive(Clone, Debug, Default)]
@@ -215,8 +215,7 @@ impl DraftRows<'_, '_> {
             for piece in kv.pieces(of, range) {
                 kv.attention(arch, (of, head), piece, &mut total, q, &ranges, &params);
             }
-            arch.attention_finish(&mut total, &params);
-            kv.restore_output(arch, of, total.out, d_v);
+            kv.finish_attention(arch, of, &mut total, &params);
         });
         (self.buffers.q, self.buffers.out) = (q, out);
         self.finish(layer, x);

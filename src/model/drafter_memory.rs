@@ -7,7 +7,7 @@ use crate::layers::dense_ffn;
 use crate::layers::draft::memory::most_positions;
 use crate::layers::draft::spec::DraftKind;
 use crate::layers::draft::weights::{DraftInput, DraftLayer};
-use crate::layers::draft::{FEW, MOST_GUESSES};
+use crate::layers::draft::{FEW, MAX_DRAFT};
 use crate::layers::rope::RopeTables;
 use crate::layers::sizes::Sizes;
 use crate::model::drafter::DraftModel;
@@ -57,7 +57,7 @@ impl DraftModel {
             (Some(output), _) => output.w.n_out,
             _ => self.h.n_vocab,
         };
-        let n_guess = MOST_GUESSES.min(b.saturating_sub(1)).max(1);
+        let n_guess = MAX_DRAFT.min(b.saturating_sub(1)).max(1);
         let work = n_rows * g + m.max(b) * n + y + b * n + state + n_guess * n_out;
         let angles = 2 * RopeTables::n_angles(&self.h, m.max(b));
         let layer = b * most(&|layer| layer.attn.n_q() + layer.attn.n_out()) + 2 * b * n;

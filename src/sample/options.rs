@@ -218,16 +218,7 @@ impl SamplerOptions {
             && self.dynatemp_range == 0.0
             && chain.contains(&Filter::Temperature)
             && !chain.iter().any(|filter| match filter {
-                Filter::Penalties => {
-                    (
-                        self.repeat_penalty,
-                        self.frequency_penalty,
-                        self.presence_penalty,
-                    ) != (1.0, 0.0, 0.0)
-                }
-                Filter::Dry => self.dry_multiplier > 0.0,
-                Filter::TypP => self.typical < 1.0,
-                Filter::Xtc => self.xtc_probability > 0.0,
+                Filter::Penalties | Filter::Dry | Filter::TypP | Filter::Xtc => self.does(filter),
                 Filter::TopNSigma
                 | Filter::TopK
                 | Filter::TopP
@@ -236,20 +227,16 @@ impl SamplerOptions {
             })
     }
 
-    /// Number of the best candidates that `chain` chooses from, whatever the others are, if it says so
-    /// before another filter does anything.
-    pub(super) fn n_best(&self, chain: &[Filter]) -> Option<usize> {
-        if self.is_argmax(chain) {
-            return Some(1);
-        }
-        let first = chain.iter().find(|filter| match filter {
+    /// Whether a filter may change anything.
+    fn does(&self, filter: &Filter) -> bool {
+        match filter {
             Filter::Penalties => {
-                let off = (
-                    self.repeat_penalty,
-                    self.frequency_penalty,
-                    self.presence_penalty,
-                ) == (1.0, 0.0, 0.0);
-                self.repeat_last_n != 0 && !off
+                let penalties = [
+                    (self.repeat_penalty, 1.0),
+                    (self.frequency_penalty, 0.0),
+                    (self.presence_penalty, 0.0),
+                ];
+                self.repeat_last_n != 0 && penalties.iter().any(|(penalty, off)| penalty != off)
             }
             Filter::Dry => self.dry_multiplier > 0.0,
             Filter::TopNSigma => self.top_n_sigma > 0.0,
@@ -259,7 +246,16 @@ impl SamplerOptions {
             Filter::MinP => self.min_p > 0.0,
             Filter::Xtc => self.xtc_probability > 0.0,
             Filter::Temperature => true,
-        });
+        }
+    }
+
+    /// Number of the best candidates that `chain` chooses from, whatever the others are, if it says so
+    /// before another filter does anything.
+    pub(super) fn n_best(&self, chain: &[Filter]) -> Option<usize> {
+        if self.is_argmax(chain) {
+            return Some(1);
+        }
+        let first = chain.iter().find(|filter| self.does(filter));
         (first == Some(&Filter::TopK)).then_some(self.top_k)
     }
 

@@ -125,10 +125,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if model.hparams().diffusion.is_some() {
         #[cfg(feature = "vision")]
         if args.images.has_images() {
-            return Err(Failure::Usage(format!(
-                "--image: a model of {} denoises whole texts, and reads no images",
-                model.hparams().arch
-            )));
+            let arch = model.hparams().arch.clone();
+            let why = ruvllm::vision::VisionError::Denoises { arch };
+            return Err(Failure::Usage(format!("--image: {why}")));
         }
         return denoise(args, &model, &prompt, start.elapsed());
     }

@@ -28,7 +28,7 @@ use layout::OutTypes;
 use quantised::Method;
 use ruvllm::Model;
 use ruvllm::gguf::{Array, Gguf, MappedFile, Value, Writer, content_hash};
-use ruvllm::model::quantize::{Described, Recipe, model_shape};
+use ruvllm::model::quantize::{Described, Recipe, file_name, model_shape};
 use ruvllm::quant::{Conversion, DType, FileType, Loss};
 use serde_json::Value as Json;
 use std::cell::Cell;
@@ -135,7 +135,7 @@ pub(crate) fn open_converted(
     with_plan(what, |plan| {
         let kept = match cache {
             None => None,
-            Some(cache) => Some(cache.join(plan.cached_name(what.outtype)?)),
+            Some(cache) => Some(cache.join(plan.cached_name()?)),
         };
         if let Some(Ok(gguf)) = kept.as_ref().map(Gguf::open) {
             return Ok(gguf);
@@ -298,19 +298,11 @@ impl<'p> Plan<'p> {
     }
 
     /// The name of the file in a cache: by a hash of what the folder holds and of the types.
-    fn cached_name(&self, outtype: OutType<'_>) -> Result<String, Failure> {
-        let recipe;
-        let recipe = match outtype {
-            OutType::Mix(recipe) => recipe,
-            OutType::Auto | OutType::One(_) => {
-                recipe = Recipe::from(self.file_type);
-                &recipe
-            }
-        };
+    fn cached_name(&self) -> Result<String, Failure> {
         let assigned = self.tensors.iter().zip(&self.importance);
         let assigned = assigned
             .map(|(tensor, importance)| (&tensor.name[..], tensor.to, importance.as_deref()));
-        Ok(recipe.file_name(self.content_hash()?, assigned))
+        Ok(file_name(self.file_type, self.content_hash()?, assigned))
     }
 
     /// A hash of all files of the folder, and of those that a model has elsewhere.

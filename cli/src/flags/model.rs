@@ -71,10 +71,9 @@ impl ModelArgs {
     /// The model in a file.
     #[cfg(feature = "serve")]
     pub(crate) fn of_file(path: PathBuf) -> ModelArgs {
-        ModelArgs {
-            model: vec![path],
-            ..ModelArgs::default()
-        }
+        let mut args = ModelArgs::default();
+        args.model.push(path);
+        args
     }
 
     /// Each of the models that the flags name, with the name of the hub if it has one; the built-in

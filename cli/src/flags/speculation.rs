@@ -60,6 +60,7 @@ impl SpeculationArgs {
     }
 
     /// Memory of the drafter that was trained for the model, if -md gives one.
+    #[cfg(feature = "serve")]
     pub(crate) fn memory(&self, model: &Model) -> Result<Option<DrafterMemory>, Failure> {
         let is_wanted = self.spec.is_empty() || self.spec.contains(&Who::Draft);
         match self.model_draft.as_ref().filter(|_| is_wanted) {

@@ -3,7 +3,7 @@
 use crate::bench::LearningOptions;
 use crate::clock::Timer;
 use crate::learn::LearnError;
-use crate::learn::control_window::Rein;
+use crate::learn::rein::Rein;
 use crate::learn::windows::from;
 use crate::learn::{Evidence, random, softmax};
 use ruvllm::Engine;

@@ -1,8 +1,8 @@
 //! Adapters of inner layers, one for each topic, that are learnt in the background by
 //! backpropagation, within a bound on control text.
 
-use crate::learn::control_window::Rein;
 use crate::learn::inner_layers::{Layers, WINDOW};
+use crate::learn::rein::Rein;
 use crate::learn::slices::Slices;
 use crate::learn::topics::{Counts, Trained};
 use crate::learn::windows::{bos_of, from};

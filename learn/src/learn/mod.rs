@@ -4,7 +4,6 @@
 //! A [`Learner`] is attached to a session as its [`OutputHook`](ruvllm::compute::OutputHook).
 
 mod control;
-pub(crate) mod control_window;
 mod error;
 mod experts;
 mod head;
@@ -17,6 +16,7 @@ mod mixture;
 mod moments;
 mod ngram;
 mod optimiser;
+pub(crate) mod rein;
 mod slices;
 mod state;
 pub(crate) mod teacher;

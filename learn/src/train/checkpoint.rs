@@ -1,7 +1,7 @@
 //! Checkpoints of a training: GGUF files, so that reading is bounded and validated as it is for
 //! models, and writing leaves either the old file or the new one.
 
-use crate::learn::control_window::Rein;
+use crate::learn::rein::Rein;
 use crate::learn::{LearnError, number, put, values};
 use crate::train::flat::{flat, set_flat};
 use crate::train::trainer::{Evaluation, Step, Trainer};

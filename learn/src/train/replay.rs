@@ -1,7 +1,7 @@
 //! Replay of control text: what the model is to stay good at.
 
 use crate::learn::LearnError;
-use crate::learn::control_window::Rein;
+use crate::learn::rein::Rein;
 use crate::train::Example;
 use ruvllm::Session;
 use ruvllm::engine::AdapterId;

@@ -2,14 +2,14 @@
 
 use crate::compute::hook::TokenKind;
 use crate::decode::speculative::model::best;
-use crate::decode::speculative::{Draft, Drafter, MAX_DRAFT};
+use crate::decode::speculative::{Draft, Drafter};
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
 use crate::engine::memory_plan::{block_options, plan_options};
 use crate::engine::options::SessionOptions;
 use crate::engine::sequence::Sequence;
-use crate::layers::draft::FEW;
+use crate::layers::draft::{FEW, MAX_DRAFT};
 
 /// Drafts what the block for multi-token prediction of the model itself thinks most probable
 /// (`--spec mtp`): GLM 4.5, DeepSeek 3, Qwen 3 Next and 3.5 have one, if their files do.

@@ -22,12 +22,20 @@ impl SeqKv {
         }
     }
 
-    /// Takes the transformation of the layer's stored values back from outputs of heads of `dim`
-    /// values.
-    pub(crate) fn restore_output(&self, arch: Arch, layer: usize, out: &mut [f32], dim: usize) {
+    /// Outputs of heads when all keys have been added: as [`Arch::attention_finish`], and without the
+    /// transformation of the layer's stored values.
+    pub(crate) fn finish_attention(
+        &self,
+        arch: Arch,
+        layer: usize,
+        total: &mut AttnPartial<'_>,
+        params: &AttnParams,
+    ) {
+        arch.attention_finish(total, params);
         if self.layout.groups[self.layout.layers[layer].group].transformed[1] {
             // The matrix is its own inverse.
-            out.chunks_exact_mut(dim).for_each(|out| arch.hadamard(out));
+            let heads = total.out.chunks_exact_mut(params.head_dim_v);
+            heads.for_each(|out| arch.hadamard(out));
         }
     }
 

@@ -104,9 +104,9 @@ impl SeqKv {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
-    /// Peak bytes that sequences take from an empty pool while each is filled with `n` tokens,
-    /// `n_batch` at a time. Where pages are released, one and two sequences without memory are
-    /// simulated to find what each further one adds; very long ones use the bound of all.
+
+    /// Peak bytes of sequences that are each filled with `n` tokens, `n_batch` at a time. Where pages are
+    /// released, one and two of them are simulated without memory; very long ones use a bound.
     pub(crate) fn peak_bytes(
         layout: &Arc<KvLayout>,
         n: usize,

@@ -241,9 +241,8 @@ impl AttnLayer<'_> {
                         &params,
                     );
                 }
-                arch.attention_finish(&mut total, &params);
                 let kv = &slots[row / spec.n_set()].kv;
-                kv.restore_output(arch, i, total.out, d_v);
+                kv.finish_attention(arch, i, &mut total, &params);
                 out.copy_from_slice(total.out);
             },
         );
@@ -326,8 +325,7 @@ impl AttnLayer<'_> {
                     &params,
                 );
             }
-            arch.attention_finish(&mut total, &params);
-            slot.kv.restore_output(arch, i, total.out, d_v);
+            slot.kv.finish_attention(arch, i, &mut total, &params);
         }
     }
 

@@ -76,8 +76,7 @@ impl AttnLayer<'_> {
         };
         let keys = start as usize..end as usize;
         biases.spec.runs(position, keys, self.spec.causal, &mut add);
-        self.arch.attention_finish(&mut total, &params);
-        let d_v = self.spec.head_dim_v;
-        slot.kv.restore_output(self.arch, self.i, total.out, d_v);
+        slot.kv
+            .finish_attention(self.arch, self.i, &mut total, &params);
     }
 }

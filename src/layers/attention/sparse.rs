@@ -91,8 +91,7 @@ impl AttnLayer<'_> {
                 runs.for_each(|run| add((run[0], run[run.len() - 1] + 1)));
             }
         }
-        self.arch.attention_finish(&mut total, &params);
-        let d_v = self.spec.head_dim_v;
-        slot.kv.restore_output(self.arch, self.i, total.out, d_v);
+        slot.kv
+            .finish_attention(self.arch, self.i, &mut total, &params);
     }
 }

@@ -143,7 +143,7 @@ impl Queries<'_> {
             Seen::First(n) => (0..*n as u32).for_each(&mut entry),
             Seen::Chosen(chosen) => chosen.iter().for_each(|&i| entry(i)),
         }
-        self.arch.attention_finish(&mut total, &params);
-        slot.kv.restore_output(self.arch, self.first, total.out, d);
+        slot.kv
+            .finish_attention(self.arch, self.first, &mut total, &params);
     }
 }

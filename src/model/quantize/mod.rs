@@ -5,7 +5,9 @@ mod importance;
 mod recipe;
 
 pub use importance::{Importance, ImportanceError, ImportanceFormat, Sums};
-pub use recipe::{Assigned, Described, NamedType, Planned, Recipe, RecipeError, model_shape};
+pub use recipe::{
+    Assigned, Described, NamedType, Planned, Recipe, RecipeError, file_name, model_shape,
+};
 
 use crate::gguf::{Gguf, GgufError, TensorInfo, Value, Writer};
 use crate::model::ModelError;
@@ -103,7 +105,7 @@ impl OnOpen {
                     let importance = planned.importance.as_deref();
                     (&planned.tensor.name[..], planned.to, importance)
                 });
-                let name = self.recipe.file_name(gguf.content_hash(), assigned);
+                let name = file_name(self.recipe.file_type, gguf.content_hash(), assigned);
                 cached(&folder.join(name), writer)
             }
         }

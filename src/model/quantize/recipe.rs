@@ -276,25 +276,25 @@ impl Recipe {
         }
         Ok(to)
     }
+}
 
-    /// The name of a file of what this recipe makes of a model: by a hash of the model's contents,
-    /// and of the types and importances that its tensors, by their names, get.
-    pub fn file_name<'a>(
-        &self,
-        content_hash_of_model: u64,
-        assigned: impl Iterator<Item = (&'a str, DType, Option<&'a [f32]>)>,
-    ) -> String {
-        let mut types = content_hash_of_model.to_le_bytes().to_vec();
-        let mut importances = Vec::new();
-        for (name, to, importance) in assigned {
-            types.extend(format!("{name}={to}={};", importance.is_some()).bytes());
-            importances.extend(importance);
-        }
-        let parts = importances.into_iter().map(bytemuck::cast_slice::<f32, u8>);
-        let hash = content_hash(std::iter::once(&types[..]).chain(parts));
-        let (file_type, version) = (self.file_type, env!("CARGO_PKG_VERSION"));
-        format!("{hash:016x}-{file_type}-{version}.gguf")
+/// The name of a file in a cache of what becomes of a model: by a hash of the model's contents, and of
+/// the types and importances that its tensors, by their names, get.
+pub fn file_name<'a>(
+    file_type: FileType,
+    content_hash_of_model: u64,
+    assigned: impl Iterator<Item = (&'a str, DType, Option<&'a [f32]>)>,
+) -> String {
+    let mut types = content_hash_of_model.to_le_bytes().to_vec();
+    let mut importances = Vec::new();
+    for (name, to, importance) in assigned {
+        types.extend(format!("{name}={to}={};", importance.is_some()).bytes());
+        importances.extend(importance);
     }
+    let parts = importances.into_iter().map(bytemuck::cast_slice::<f32, u8>);
+    let hash = content_hash(std::iter::once(&types[..]).chain(parts));
+    let version = env!("CARGO_PKG_VERSION");
+    format!("{hash:016x}-{file_type}-{version}.gguf")
 }
 
 /// A condition that no name fulfils; names that have most of its letters in a row are told.

@@ -67,6 +67,7 @@ impl Renderer {
     }
 
     /// The template's source.
+    #[cfg(feature = "serve")]
     pub(crate) fn source(&self) -> &str {
         &self.source
     }

@@ -104,23 +104,20 @@ impl Folder {
     /// Makes one in `place` that was not there before, whatever others make there.
     fn new(place: &Path) -> Result<Folder, BehaviourError> {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        let mut outcome = Ok(());
         for _ in 0..NAMES {
             let number = MADE.fetch_add(1, Ordering::Relaxed);
             let name = format!("ruvllm-behaviour-{}-{number}", std::process::id());
             let path = place.join(name);
-            outcome = std::fs::create_dir(&path).map_err(|error| (path.clone(), error));
-            match &outcome {
+            match std::fs::create_dir(&path) {
                 Ok(()) => return Ok(Folder(path)),
-                Err((_, error)) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(_) => break,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(BehaviourError::Folder { path, source }),
             }
         }
-        let (path, source) = outcome.err().unwrap_or_else(|| {
-            let none = std::io::Error::from(ErrorKind::AlreadyExists);
-            (place.to_owned(), none)
-        });
-        Err(BehaviourError::Folder { path, source })
+        Err(BehaviourError::Folder {
+            path: place.to_owned(),
+            source: ErrorKind::AlreadyExists.into(),
+        })
     }
 }
 

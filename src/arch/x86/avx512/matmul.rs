@@ -285,12 +285,7 @@ fn rows_of<B: UnpackPlanes, const R: usize>(w: &[u8]) -> ([&[B]; R], [&[u8]; R])
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn unpacked_ends<B: UnpackPlanes, const R: usize>(ends: &[&[u8]; R]) -> [Unpacked; R] {
-    let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-    let mut weights = [Unpacked {
-        w: [zero; 4],
-        scale: none,
-        offset: none,
-    }; R];
+    let mut weights = [Unpacked::none(); R];
     for r in 0..R {
         let (first, second) = ends[r].split_at(ends[r].len().min(size_of::<B>() / 2));
         // SAFETY: this function has the features.
@@ -303,12 +298,7 @@ fn unpacked_ends<B: UnpackPlanes, const R: usize>(ends: &[&[u8]; R]) -> [Unpacke
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn unpacked<B: UnpackPlanes, const R: usize>(w: &[&[B]; R], b: usize) -> [Unpacked; R] {
-    let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-    let mut weights = [Unpacked {
-        w: [zero; 4],
-        scale: none,
-        offset: none,
-    }; R];
+    let mut weights = [Unpacked::none(); R];
     // Not a loop: the compiler leaves long ones as they are, and then clears this array each time,
     // in memory.
     macro_rules! unpack {

@@ -18,6 +18,18 @@ pub(in crate::arch) struct Unpacked {
 }
 
 impl Unpacked {
+    /// Zeros.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in crate::arch) fn none() -> Unpacked {
+        let none = _mm512_setzero_ps();
+        Unpacked {
+            w: [_mm512_setzero_si512(); 4],
+            scale: none,
+            offset: none,
+        }
+    }
+
     /// Weights of `B`, which has no minimum.
     #[inline]
     #[target_feature(enable = "avx512f")]
