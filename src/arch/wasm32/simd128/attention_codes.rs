@@ -158,7 +158,7 @@ unsafe fn codes<const LOWER: usize>(upper: *const u8, lower: *const u8) -> [v128
         return upper;
     }
     let bits = u8x16_splat((1 << LOWER) - 1);
-    [0, 1].map(|half| {
+    let half_of = |half: usize| {
         // Value `i` of the half is in byte `i % (4·LOWER)`, `i / (4·LOWER)·LOWER` bits further on.
         let from = 4 * half as u32;
         // SAFETY: the caller's promise; `4·LOWER` bytes.
@@ -176,7 +176,8 @@ unsafe fn codes<const LOWER: usize>(upper: *const u8, lower: *const u8) -> [v128
             }
         };
         v128_or(u8x16_shl(upper[half], LOWER as u32), v128_and(lower, bits))
-    })
+    };
+    [half_of(0), half_of(1)]
 }
 
 /// See [`Steps::add_scores`].

@@ -11,6 +11,15 @@ use std::ops::{Add, Div, Mul, Sub};
 #[derive(Clone, Copy)]
 pub(super) struct F32x4(pub(super) v128);
 
+/// `f` of each vector. `array::map` stays a call for each element on this target.
+#[inline(always)]
+pub(super) fn each<const N: usize>(mut x: [v128; N], f: impl Fn(v128) -> v128) -> [v128; N] {
+    for i in 0..N {
+        x[i] = f(x[i]);
+    }
+    x
+}
+
 /// Zero, the first vector of a kernel.
 #[inline(always)]
 pub(super) fn zero() -> F32x4 {
@@ -183,11 +192,11 @@ fn max_lane(x: v128) -> f32 {
 #[inline(always)]
 fn fused(a: v128, b: v128, c: v128) -> v128 {
     let upper = |x| i32x4_shuffle::<2, 3, 2, 3>(x, x);
-    let [low, high] = [[a, b, c], [upper(a), upper(b), upper(c)]].map(|[a, b, c]| {
+    let two = |a, b, c| {
         let product = f64x2_mul(f64x2_promote_low_f32x4(a), f64x2_promote_low_f32x4(b));
         f32x4_demote_f64x2_zero(f64x2_add(product, f64x2_promote_low_f32x4(c)))
-    });
-    i32x4_shuffle::<0, 1, 4, 5>(low, high)
+    };
+    i32x4_shuffle::<0, 1, 4, 5>(two(a, b, c), two(upper(a), upper(b), upper(c)))
 }
 
 /// Half precision, in the lower halves of the lanes, widened; exact.

@@ -7,7 +7,7 @@
 //! multiply and add. F32, F16 and BF16 weights are multiplied as for decode rows
 //! (`generic/matvec.rs`).
 
-use super::elementwise::{F32x4, array, zero};
+use super::elementwise::{F32x4, array, each, zero};
 use super::matmul::{integers, lane_sum, largest_bits, plain_gemm, sixteen};
 use super::unpack::{Factors, UnpackBlocks, knows, widened_signed, with_weights};
 use crate::arch::acts::BlockQ16;
@@ -152,7 +152,12 @@ fn factors<B: UnpackBlocks<N>, const N: usize>(blocks: &[B; N]) -> ([f32; 16], [
                 i32x4_shuffle::<2, 2, 3, 3>(b, b),
             ]
         };
-        bytemuck::cast::<[[f32; 4]; 4], [f32; 16]>(x.map(array))
+        bytemuck::cast::<[[f32; 4]; 4], [f32; 16]>([
+            array(x[0]),
+            array(x[1]),
+            array(x[2]),
+            array(x[3]),
+        ])
     };
     (each(scale), each(offset))
 }
@@ -263,7 +268,7 @@ fn round(x: &[f32; 32]) -> [u32; RECORD] {
     let (mut record, mut sums) = ([0; RECORD], [0; 2]);
     let (words, _) = record.as_chunks_mut::<4>();
     for h in 0..2 {
-        let q = x[h].map(|x| integers(f32x4_mul(x, f32x4_splat(inverse))));
+        let q = each(x[h], |x| integers(f32x4_mul(x, f32x4_splat(inverse))));
         store(&mut words[2 * h], i16x8_narrow_i32x4(q[0], q[1]));
         store(&mut words[2 * h + 1], i16x8_narrow_i32x4(q[2], q[3]));
         sums[h] = lane_sum(i32x4_add(i32x4_add(q[0], q[1]), i32x4_add(q[2], q[3])));

@@ -2,7 +2,7 @@
 //! and with odd numbers: 16-bit shifts make them from bytes, and [`BlockQ16`] holds activations in
 //! that order. Several rows share the unpacking.
 
-use super::elementwise::{F32x4, array, evens, nearest_integers, odds, pair_sums, sum, zero};
+use super::elementwise::{F32x4, array, each, evens, nearest_integers, odds, pair_sums, sum, zero};
 use super::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::acts::{ActForm, Acts, BlockQ16};
 use crate::arch::generic::matvec::{OneRow, plain_products};
@@ -87,16 +87,15 @@ fn tile<B: UnpackBlocks<N>, const N: usize, const R: usize, const M: usize>(
     let (whole, rest) = (blocks / N, blocks % N);
     for g in 0..whole {
         // The blocks of group `g` of each row.
-        let rows = std::array::from_fn(|r| {
-            w[r * blocks + g * N..]
-                .first_chunk()
-                .expect("whole groups of blocks")
-        });
-        accumulate(
-            &mut totals,
-            rows,
-            std::array::from_fn(|i| &x[i * groups + g]),
-        );
+        let mut rows = [group_of(w, g * N); R];
+        for r in 1..R {
+            rows[r] = group_of(w, r * blocks + g * N);
+        }
+        let mut row_x = [&x[g]; M];
+        for i in 1..M {
+            row_x[i] = &x[i * groups + g];
+        }
+        accumulate(&mut totals, rows, row_x);
     }
     if rest > 0 {
         let mut rows = [[B::zeroed(); N]; R];
@@ -111,6 +110,12 @@ fn tile<B: UnpackBlocks<N>, const N: usize, const R: usize, const M: usize>(
             y.row(i + j)[r + k] = sum(totals[k][j]);
         }
     }
+}
+
+/// `N` blocks from block `at` on.
+#[inline(always)]
+fn group_of<B, const N: usize>(w: &[B], at: usize) -> &[B; N] {
+    w[at..].first_chunk().expect("whole groups of blocks")
 }
 
 /// Adds the products of 256 weights of each row with as many of each activation row.
@@ -156,7 +161,11 @@ fn group<B: UnpackBlocks<N>, const N: usize, const R: usize, const M: usize>(
 ) {
     let mut words = [[[f32x4_splat(0.0); 2]; 2]; R];
     for r in 0..R {
-        words[r] = B::bytes(w[r], b).map(|bytes| alternating(bytes, !B::OFFSETS));
+        let [first, second] = B::bytes(w[r], b);
+        words[r] = [
+            alternating(first, !B::OFFSETS),
+            alternating(second, !B::OFFSETS),
+        ];
     }
     for i in 0..M {
         let first = dots::<R>(&words, x[i], b, 0);
@@ -242,7 +251,13 @@ fn factors(x: &BlockQ16, per_16: bool) -> [[v128; 4]; 2] {
 pub(super) fn sixteen(x: &[f32; 16]) -> [v128; 4] {
     let four: &[[f32; 4]; 4] = bytemuck::cast_ref(x);
     // SAFETY: 16 readable bytes; the load asks for no alignment.
-    four.map(|x| unsafe { v128_load(x.as_ptr().cast()) })
+    let load = |x: &[f32; 4]| unsafe { v128_load(x.as_ptr().cast()) };
+    [
+        load(&four[0]),
+        load(&four[1]),
+        load(&four[2]),
+        load(&four[3]),
+    ]
 }
 
 /// The largest bits of the magnitudes of 32 values: the bits of positive numbers sort as the
@@ -272,7 +287,7 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
         let (d, inverse) = BlockQ16::scale(largest_bits(&x));
         for (h, x) in x.iter().enumerate() {
             // NaN becomes 0.
-            let q = x.map(|x| integers(f32x4_mul(x, f32x4_splat(inverse))));
+            let q = each(*x, |x| integers(f32x4_mul(x, f32x4_splat(inverse))));
             let (row, column) = (b % 2 * 4 + 2 * h, b / 2 * 8);
             let low = i16x8_narrow_i32x4(evens(q[0], q[1]), evens(q[2], q[3]));
             let high = i16x8_narrow_i32x4(odds(q[0], q[1]), odds(q[2], q[3]));

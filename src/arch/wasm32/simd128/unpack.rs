@@ -2,7 +2,7 @@
 //! bits that their products with the bytes are exact: with one sum they are the values of
 //! `dequantize`.
 
-use super::elementwise::{array, widen_f16};
+use super::elementwise::{array, each, widen_f16};
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::wasm32::*;
@@ -281,7 +281,7 @@ weights!(
     1,
     { OFFSETS = false },
     |[block]| without_offsets([f32x4_splat(halves(block.d, block.d)[0]); 4]),
-    |[block], b| two_bits(&block.qs, b).map(less_one)
+    |[block], b| each(two_bits(&block.qs, b), less_one)
 );
 weights!(
     BlockQ1_0,
