@@ -1013,6 +1013,63 @@ fn unusual_settings_are_written() {
     );
 }
 
+/// Real files of tokenisers have what the small ones of the fixture have not.
+#[test]
+fn tokenisers_as_they_are_published() {
+    let (folder, _) = good("qwen2");
+    let file: Json =
+        serde_json::from_slice(&std::fs::read(folder.model().join("tokenizer.json")).unwrap())
+            .unwrap();
+    let with = |part: &str, value: Json| {
+        let mut file = file.clone();
+        file[part] = value;
+        folder.write("tokenizer.json", file.to_string());
+    };
+    // Composed letters and ligatures would become others.
+    with(
+        "normalizer",
+        json!({"type": "Sequence", "normalizers": [{"type": "NFKC"}]}),
+    );
+    assert!(folder.refusal().contains("NFKC"));
+    let out = folder.0.join("out.gguf");
+    let written = |key: &str| {
+        let output = folder.convert(&["-o", out.to_str().unwrap(), "--overwrite"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        Gguf::open(&out).unwrap().metadata().get(key).map(describe)
+    };
+    with("normalizer", json!({"type": "NFC"}));
+    assert_eq!(written("tokenizer.ggml.added_tokens.lstrip"), None);
+    // DeepSeek's patterns have line ends in them, where others write `\r\n`.
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let steps = [
+        split(r"\p{N}{1,3}"),
+        split("[一-龥\u{3040}-ゟ゠-ヿ]+"),
+        split(
+            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        ),
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
+    ];
+    with(
+        "pre_tokenizer",
+        json!({"type": "Sequence", "pretokenizers": steps}),
+    );
+    assert_eq!(
+        written("tokenizer.ggml.pre"),
+        Some(json!(["STRING", "deepseek-v3"]))
+    );
+    let mut added = file["added_tokens"].clone();
+    added[1]["single_word"] = json!(true);
+    let id = added[1]["id"].as_i64().unwrap();
+    with("added_tokens", added);
+    assert!(written("tokenizer.ggml.added_tokens.single_word").is_some());
+    let metadata = Gguf::open(&out).unwrap();
+    let ids = metadata
+        .metadata()
+        .opt_i32s("tokenizer.ggml.added_tokens.single_word");
+    assert_eq!(ids.unwrap().unwrap()[..], [id as i32]);
+}
+
 /// Only a proportional rope leaves pairs of Gemma 4's full layers as they are.
 #[test]
 fn plain_rope_of_gemma4_turns_all_pairs() {

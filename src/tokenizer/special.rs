@@ -6,7 +6,8 @@
 //! candidates are tried in that order of precedence.
 
 use crate::tokenizer::TokenizerError;
-use crate::tokenizer::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+use crate::tokenizer::unicode::{Char, L, M, N};
+use crate::tokenizer::vocab::{CONTROL, LSTRIP, RSTRIP, SINGLE_WORD, UNKNOWN, USER_DEFINED, Vocab};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -270,6 +271,9 @@ fn matches(
             continue;
         }
         let (mut start, mut end) = (at, at + len);
+        if vocab.is(id, SINGLE_WORD) && adjoins_word(&text[..start], &text[end..]) {
+            continue;
+        }
         if vocab.is(id, LSTRIP) {
             while start > 0 && !taken[start - 1] && is_space(text[start - 1]) {
                 start -= 1;
@@ -285,6 +289,20 @@ fn matches(
     }
     found.sort_unstable_by_key(|m| m.start);
     found
+}
+
+/// Whether a letter, mark, digit or underscore is next to the place between two texts.
+fn adjoins_word(before: &[u8], after: &[u8]) -> bool {
+    let is_word = |c: char| c == '_' || Char::new(c).is(L | M | N);
+    let last = (1..=before.len().min(4)).find_map(|n| {
+        let text = str::from_utf8(&before[before.len() - n..]).ok()?;
+        text.chars().next()
+    });
+    let first = after[..after.len().min(4)].utf8_chunks().next();
+    last.is_some_and(is_word)
+        || first
+            .and_then(|c| c.valid().chars().next())
+            .is_some_and(is_word)
 }
 
 /// `isspace` of the C locale.

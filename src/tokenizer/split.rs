@@ -6,12 +6,12 @@
 //! text.
 //!
 //! Where a published pattern and llama.cpp's version of it differ, llama.cpp's is followed, since
-//! GGUF files are used with that. The visible cases: the case-aware patterns (`gpt-4o`, `tekken`)
-//! distinguish case for ASCII letters only, or not at all (`tiny_aya`, `youtu`), and contractions
-//! fold case for ASCII only.
+//! GGUF files are used with that (`tiny_aya` and `youtu` do not see case). But `gpt-4o` and `tekken`
+//! take case and marks from Unicode, as their authors' tokenisers do: llama.cpp knows case of ASCII
+//! letters only there and cuts words at marks, which is wrong for most languages of India.
 
 use crate::tokenizer::TokenizerError;
-use crate::tokenizer::unicode::{Char, L, M, N, P, S, WS};
+use crate::tokenizer::unicode::{Char, L, LOWER, M, N, P, S, UPPER, WS};
 
 /// Callback for the pieces of a text.
 type Sink<'a> = &'a mut dyn FnMut(&[Char]);
@@ -135,7 +135,7 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], stages: &[Find(gpt4o)], ..PLAIN },
     PreTokenizer {
         names: &["granite-embed-multi-97m"],
-        stages: &[Find(granite_multi)],
+        stages: &[Find(gpt4o)],
         ignore_merges: true,
         ..PLAIN
     },
@@ -265,10 +265,11 @@ fn contraction(t: &[Char], fold: bool) -> Option<usize> {
     if !t[0].eq(b'\'') {
         return None;
     }
-    let at = |i: usize| {
-        t.get(i)?
-            .ascii()
-            .map(|c| if fold { c.to_ascii_lowercase() } else { c })
+    let at = |i: usize| match t.get(i)?.ascii() {
+        Some(c) if fold => Some(c.to_ascii_lowercase()),
+        // The only other letter that is one of these in another case.
+        None if fold && t[i].cp() == u32::from('ſ') => Some(b's'),
+        c => c,
     };
     match (at(1)?, at(2)) {
         (b's' | b't' | b'm' | b'd', _) => Some(2),
@@ -445,12 +446,12 @@ fn exaone_moe(t: &[Char]) -> Option<usize> {
         .or_else(|| space(t))
 }
 
-/// Two alternatives for words that begin in upper case and end in lower case:
-/// `[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+|[^\r\n\p{L}\p{N}]?((?=[\
-/// p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*` with `letters` in place of `\p{L}`.
-fn cased_word(t: &[Char], letters: u8) -> Option<usize> {
-    let not_lower = |c: Char| c.is(letters) && !c.ascii().is_some_and(|c| c.is_ascii_lowercase());
-    let not_upper = |c: Char| c.is(letters) && !c.ascii().is_some_and(|c| c.is_ascii_uppercase());
+/// Two alternatives for words that begin in upper case and end in lower case, where marks and letters
+/// without case are either: `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`,
+/// and the same with `+` and `*`.
+fn cased_word(t: &[Char]) -> Option<usize> {
+    let not_lower = |c: Char| c.is(L | M) && !c.is(LOWER);
+    let not_upper = |c: Char| c.is(L | M) && !c.is(UPPER);
     let ends_lower = |t: &[Char]| {
         let head = star(t, not_lower);
         match star(&t[head..], not_upper) {
@@ -487,17 +488,7 @@ fn with_contraction(t: &[Char], n: usize) -> usize {
 /// [`cased_word`]`(?i:'s|…)?` in both alternatives, then
 /// `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 fn gpt4o(t: &[Char]) -> Option<usize> {
-    cased_word(t, L)
-        .map(|n| with_contraction(t, n))
-        .or_else(|| number_1_3(t))
-        .or_else(|| other_newlines_slashes(t))
-        .or_else(|| to_last_newline(t))
-        .or_else(|| space(t))
-}
-
-/// [`gpt4o`] with marks as part of words.
-fn granite_multi(t: &[Char]) -> Option<usize> {
-    cased_word(t, L | M)
+    cased_word(t)
         .map(|n| with_contraction(t, n))
         .or_else(|| number_1_3(t))
         .or_else(|| other_newlines_slashes(t))
@@ -507,7 +498,7 @@ fn granite_multi(t: &[Char]) -> Option<usize> {
 
 /// [`gpt4o`] without contractions and with `\p{N}`.
 fn tekken(t: &[Char]) -> Option<usize> {
-    cased_word(t, L)
+    cased_word(t)
         .or_else(|| number(t))
         .or_else(|| other_newlines_slashes(t))
         .or_else(|| to_last_newline(t))
@@ -827,9 +818,10 @@ mod tests {
         words
     }
 
-    /// llama.cpp's results for texts that distinguish the patterns.
+    /// Texts that distinguish the patterns, cut as llama.cpp does, and for `gpt-4o` and `tekken` as
+    /// tiktoken does with the published patterns.
     #[test]
-    fn patterns_cut_like_llama_cpp() {
+    fn patterns_cut_like_the_references() {
         #[rustfmt::skip]
         let cases: &[(&str, &[&str])] = &[
             ("llama-bpe", &["I", "'LL", " it", "'s", "  \n\n", " x", " ", "123", "45", " a", "-b", "!!\n", " (", "Foo", ")", "  "]),
@@ -849,8 +841,8 @@ mod tests {
             ("deepseek-coder", &["Hé", " ", "中文", "abc", " ", "1", "2", "中", " ！？", "、", "a", "!", "b", " ", "\n", "\n", "  "]),
             ("deepseek-v3", &["#include", " <", "a", ">", " ", "かな漢字", " ", "123", "4", ".", "5", " \u{301}x", " _", "foo", "!!\n\n", " ", " b"]),
             ("spark2_5", &["#include", " ", "1", "2", "3", "4", "5", "!!", "\n", "\n", " \n", " b"]),
-            ("gpt-4o", &["Hello", "World", " É", "COLE", " éCole", " ABCdef", " I'm", " US's", " ", "123", "45", " a", "/b", "/\n/", " x"]),
-            ("tekken", &["Hello", "World", " É", "COLE", " ABCdef", " I", "'m", " ", "1", "2", "3"]),
+            ("gpt-4o", &["Hello", "World", " ÉCOLE", " é", "Cole", " ABCdef", " हिन्दी", " e\u{301}", " ǅabc", " ΑΒγ", " I'm", " US'ſ", " ", "123", "45", " a", "/b", "/\n/", " x"]),
+            ("tekken", &["Hello", "World", " ÉCOLE", " ABCdef", " हिन्दी", " I", "'m", " ", "1", "2", "3"]),
             ("granite-embed-multi-97m", &["He", "LLo", " क\u{93f}त\u{93e}", " e\u{301}", "X"]),
             ("tiny_aya", &["x", " ", "1", "234", "567", " Ab\u{301}C's", " ", "12"]),
             ("youtu", &["안녕", "abc", "「", "漢字", "」", " ", "ㄅㄆ", " ", "1", "2", "…", "Ab's"]),

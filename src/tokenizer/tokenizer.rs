@@ -9,7 +9,7 @@ use crate::tokenizer::special_ids::{BOS, EOS, FillInTheMiddleIds, Kind, SpecialI
 use crate::tokenizer::spm::Spm;
 use crate::tokenizer::unigram::Unigram;
 use crate::tokenizer::vocab::{
-    BYTE, CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, USER_DEFINED, Vocab,
+    BYTE, CONTROL, LSTRIP, NORMAL, RSTRIP, SINGLE_WORD, UNKNOWN, USER_DEFINED, Vocab,
 };
 use crate::tokenizer::wpm::Wpm;
 use crate::tokenizer::{
@@ -140,7 +140,7 @@ impl Tokenizer {
         let (special, fill_in_the_middle, mut eog) = SpecialIds::read(m, &kind, &mut vocab)?;
         settle_exceptions(&mut vocab, &mut eog);
         let specials = Specials::new(&vocab)?;
-        set_strips(&mut vocab, m)?;
+        set_surroundings(&mut vocab, m)?;
 
         let add_space_prefix = m
             .opt_bool("tokenizer.ggml.add_space_prefix")?
@@ -532,8 +532,28 @@ fn settle_exceptions(vocab: &mut Vocab, eog: &mut BTreeSet<u32>) {
     }
 }
 
-/// Sets which tokens strip white space: files do not say, llama.cpp recognises them by names.
-fn set_strips(vocab: &mut Vocab, m: &Metadata) -> Result<(), TokenizerError> {
+/// Keys that list ids of added tokens: those that strip white space, and words of their own.
+/// llama.cpp has no such keys.
+const ADDED_TOKENS: [(&str, u8); 3] = [
+    ("tokenizer.ggml.added_tokens.lstrip", LSTRIP),
+    ("tokenizer.ggml.added_tokens.rstrip", RSTRIP),
+    ("tokenizer.ggml.added_tokens.single_word", SINGLE_WORD),
+];
+
+/// Sets what may be around tokens that are parsed: what the file lists, or else what llama.cpp
+/// recognises by names.
+fn set_surroundings(vocab: &mut Vocab, m: &Metadata) -> Result<(), TokenizerError> {
+    for (key, attr) in ADDED_TOKENS {
+        for &id in m.opt_i32s(key)?.unwrap_or_default().iter() {
+            let n_vocab = vocab.len();
+            let attrs = vocab.attrs.get_mut(id as usize);
+            let id = id as u32;
+            *attrs.ok_or(TokenizerError::SpecialId { key, id, n_vocab })? |= attr;
+        }
+    }
+    if ADDED_TOKENS.iter().any(|(key, _)| m.get(key).is_some()) {
+        return Ok(());
+    }
     let name = m
         .opt_str("general.name")?
         .unwrap_or_default()

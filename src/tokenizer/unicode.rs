@@ -6,19 +6,26 @@
 use crate::tokenizer::unicode_table::{BASES, LONGER, RUNS};
 
 /// `\p{L}`: letters.
-pub(super) const L: u8 = 1;
+pub(super) const L: u16 = 1;
 /// `\p{N}`: numbers.
-pub(super) const N: u8 = 2;
+pub(super) const N: u16 = 2;
 /// `\p{P}`: punctuation.
-pub(super) const P: u8 = 4;
+pub(super) const P: u16 = 4;
 /// `\p{S}`: symbols.
-pub(super) const S: u8 = 8;
+pub(super) const S: u16 = 8;
 /// `\p{M}`: marks.
-pub(super) const M: u8 = 16;
+pub(super) const M: u16 = 16;
 /// `\s`: white space. Such a code point is in no other class.
-pub(super) const WS: u8 = 32;
+pub(super) const WS: u16 = 32;
 /// `\p{Mn}`: nonspacing marks, such as accents; they are in `M`, too.
-pub(super) const MN: u8 = 64;
+pub(super) const MN: u16 = 64;
+/// `[\p{Lu}\p{Lt}]`: letters in upper and title case; they are in `L`, too.
+pub(super) const UPPER: u16 = 128;
+/// `\p{Ll}`: letters in lower case; they are in `L`, too.
+pub(super) const LOWER: u16 = 256;
+
+/// Bits of a code point, below those of its class.
+const CP_BITS: u32 = 21;
 
 /// Calls `each` with the characters of the canonical decomposition (Unicode, NFD) that are no
 /// nonspacing marks.
@@ -44,7 +51,7 @@ pub(super) fn without_accents(c: char, mut each: impl FnMut(char)) {
     }
 }
 
-/// A code point (low 24 bits) and its class (high 8 bits).
+/// A code point (low 21 bits) and its class (high 11 bits).
 #[derive(Clone, Copy)]
 pub(super) struct Char(u32);
 
@@ -56,17 +63,17 @@ impl Char {
         } else {
             class(cp)
         };
-        Char(cp | u32::from(class) << 24)
+        Char(cp | u32::from(class) << CP_BITS)
     }
 
     /// The code point.
     pub(super) fn cp(self) -> u32 {
-        self.0 & 0xff_ffff
+        self.0 & ((1 << CP_BITS) - 1)
     }
 
     /// Whether the class is one of `classes`.
-    pub(super) fn is(self, classes: u8) -> bool {
-        (self.0 >> 24) as u8 & classes != 0
+    pub(super) fn is(self, classes: u16) -> bool {
+        (self.0 >> CP_BITS) as u16 & classes != 0
     }
 
     /// Whether this is the ASCII character `c`.
@@ -88,20 +95,20 @@ impl Char {
     }
 }
 
-const fn class(cp: u32) -> u8 {
+const fn class(cp: u32) -> u16 {
     let (mut lo, mut hi) = (0, RUNS.len());
     while hi - lo > 1 {
         let mid = (lo + hi) / 2;
-        if RUNS[mid] >> 8 <= cp {
+        if RUNS[mid] >> 11 <= cp {
             lo = mid
         } else {
             hi = mid
         }
     }
-    RUNS[lo] as u8
+    RUNS[lo] as u16 & 0x7ff
 }
 
-static ASCII: [u8; 128] = {
+static ASCII: [u16; 128] = {
     let mut table = [0; 128];
     let mut cp = 0;
     while cp < 128 {
@@ -133,12 +140,13 @@ mod tests {
     #[test]
     fn classes_of_known_code_points() {
         for (c, class) in [
-            ('a', L),
-            ('Z', L),
-            ('é', L),
+            ('a', L | LOWER),
+            ('Z', L | UPPER),
+            ('é', L | LOWER),
+            ('ª', L),
             ('中', L),
             ('ʰ', L),
-            ('ǅ', L),
+            ('ǅ', L | UPPER),
             ('\u{2ebf0}', L),
             ('7', N),
             ('٣', N),
@@ -167,7 +175,7 @@ mod tests {
             ('\u{10ffff}', 0),
             ('\u{e000}', 0),
         ] {
-            assert_eq!((Char::new(c).0 >> 24) as u8, class, "{c:?}");
+            assert_eq!((Char::new(c).0 >> CP_BITS) as u16, class, "{c:?}");
         }
     }
 

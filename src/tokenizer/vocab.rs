@@ -127,6 +127,8 @@ pub(super) const BYTE: Attr = 16;
 pub(super) const LSTRIP: Attr = 32;
 /// Strips white space after the token when it is parsed.
 pub(super) const RSTRIP: Attr = 64;
+/// Is parsed only where no letter, mark, digit or underscore adjoins it.
+pub(super) const SINGLE_WORD: Attr = 128;
 
 /// Attribute for a `tokenizer.ggml.token_type`; unused and undefined tokens have none.
 fn attr_of_type(token_type: i32) -> Attr {

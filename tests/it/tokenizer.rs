@@ -457,6 +457,36 @@ fn phi_3_strips_white_space_after_special_tokens() {
     assert_eq!(t.encode("<s> a", false, true), [1, id("▁"), id("▁a")]);
 }
 
+/// As `tokenizers` of Hugging Face, whose flags these are.
+#[test]
+fn added_tokens_keep_off_words_and_strip_white_space() {
+    let tokens = [("<l>", CONTROL), ("<r>", CONTROL), ("cat", USER_DEFINED)];
+    let file = bpe("gpt-2", &tokens, &[])
+        .set("added_tokens.lstrip", vec![256])
+        .set("added_tokens.rstrip", vec![257])
+        .set("added_tokens.single_word", vec![258]);
+    let t = file.open().unwrap();
+    let encode = |text: &str| t.encode(text, false, true);
+    assert_eq!(encode("a  <l> <r> \n a"), [97, 256, 32, 257, 97]);
+    for (text, is_token) in [
+        ("cat", true),
+        ("a cat.", true),
+        ("-cat'", true),
+        ("cats", false),
+        ("écat", false),
+        ("cat_", false),
+        ("2cat", false),
+        ("cat\u{301}", false),
+        ("cat。", true),
+    ] {
+        assert_eq!(encode(text).contains(&258), is_token, "{text:?}");
+    }
+    let error = file.set("added_tokens.rstrip", vec![-1]).open();
+    assert!(
+        matches!(error, Err(TokenizerError::SpecialId { key, n_vocab: 259, .. }) if key.ends_with("rstrip"))
+    );
+}
+
 #[test]
 fn ignore_merges_takes_whole_words_first() {
     let tokens = [("abc", NORMAL), ("ab", NORMAL)];

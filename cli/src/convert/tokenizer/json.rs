@@ -3,7 +3,7 @@
 
 use super::{
     BYTE, CONTROL, MAX_VOCAB, NORMAL, SPECIAL, Tokenizer, UNKNOWN, UNUSED, USER_DEFINED,
-    looks_special, steps,
+    looks_special, note_flags, steps,
 };
 use crate::io::Failure;
 use base64::Engine as _;
@@ -213,28 +213,30 @@ impl Tokenizer {
 
     /// Adds the tokens that `json` lists as added.
     fn read_added<'j>(
-        &self,
+        &mut self,
         json: &'j Json,
         sentencepiece: bool,
         texts: &mut Texts<'j>,
     ) -> Result<(), Failure> {
         let n_base = texts.len();
-        let named: Vec<&str> = SPECIAL
+        let named: Vec<String> = SPECIAL
             .iter()
             .filter_map(|(name, _)| self.special_text(&format!("{name}_token")))
+            .map(str::to_owned)
             .collect();
         let added = json.get("added_tokens").and_then(Json::as_array);
         for token in added.into_iter().flatten() {
             let text = token.get("content").and_then(Json::as_str);
             let text = text.ok_or_else(|| self.bad_entry())?;
             let special = match sentencepiece {
-                true => named.contains(&text),
+                true => named.iter().any(|name| name == text),
                 false => {
                     token.get("special").and_then(Json::as_bool) == Some(true)
                         || looks_special(text)
                 }
             };
             let id = self.id_of(token.get("id").unwrap_or(&Json::Null))?;
+            note_flags(&mut self.flagged, id, token);
             let kind = match special {
                 _ if texts.get(&id).is_some_and(|(_, kind)| *kind == UNKNOWN) => UNKNOWN,
                 true => CONTROL,
@@ -260,6 +262,18 @@ impl Tokenizer {
 
     /// The name of the pre-tokeniser.
     fn pre_tokenizer(&self, json: &Json, ignore_merges: bool) -> Result<&'static str, Failure> {
+        let types = steps(json, "normalizer", "normalizers")
+            .filter_map(|step| step.get("type").and_then(Json::as_str));
+        // Composed characters are all that NFC leaves; llama.cpp takes a text as it comes, too.
+        let mut others = types.filter(|step| !matches!(*step, "NFC" | "Sequence"));
+        if let Some(step) = others.next() {
+            return Err(self.refuse(
+                FILE,
+                format_args!(
+                    "normalizer {step}, which no byte-level vocabulary in a GGUF file has"
+                ),
+            ));
+        }
         let steps = match json.get("pre_tokenizer") {
             Some(pre) => pre
                 .get("pretokenizers")
@@ -277,7 +291,11 @@ impl Tokenizer {
         let mut found = Vec::new();
         for step in &steps {
             match text(step, "type").as_str() {
-                "Split" => found.push(text(step.get("pattern").unwrap_or(&Json::Null), "Regex")),
+                "Split" => {
+                    let pattern = text(step.get("pattern").unwrap_or(&Json::Null), "Regex");
+                    // DeepSeek writes the characters themselves.
+                    found.push(pattern.replace('\r', r"\r").replace('\n', r"\n"));
+                }
                 "Digits" if step.get("individual_digits") == Some(&Json::Bool(true)) => {
                     found.push(DIGITS.into())
                 }

@@ -1,6 +1,6 @@
 //! The keys that describe a vocabulary in a GGUF file.
 
-use super::{MAX_MODEL, SPECIAL, Tokenizer, USER_DEFINED, steps};
+use super::{FLAGS, MAX_MODEL, SPECIAL, Tokenizer, USER_DEFINED, steps};
 use crate::convert::config::{Config, read_file, read_json};
 use crate::convert::family::{Family, Spaces};
 use crate::convert::world;
@@ -95,6 +95,18 @@ impl Tokenizer {
             merges = self.read_merges(json)?;
         }
         put("ggml.token_type", Value::Array(Array::I32(types)));
+        for (ids, flag) in self.flagged.iter().zip(FLAGS) {
+            let mut ids = ids.clone();
+            ids.retain(|id| (*id as usize) < self.len());
+            ids.sort_unstable();
+            ids.dedup();
+            if !ids.is_empty() {
+                put(
+                    &format!("ggml.added_tokens.{flag}"),
+                    Value::Array(Array::I32(ids)),
+                );
+            }
+        }
         if !merges.is_empty() {
             put(
                 "ggml.merges",

@@ -34,6 +34,10 @@ const SPECIAL: [(&str, &str); 7] = [
     ("mask", "mask"),
 ];
 
+/// Flags of added tokens, by their names at Hugging Face and in GGUF files: they strip white space,
+/// or are words of their own.
+const FLAGS: [&str; 3] = ["lstrip", "rstrip", "single_word"];
+
 /// The tokenizer's files.
 pub(super) struct Tokenizer {
     folder: PathBuf,
@@ -48,6 +52,8 @@ pub(super) struct Tokenizer {
     merges: Vec<String>,
     /// Of a unigram vocabulary.
     charsmap: Vec<u8>,
+    /// Added tokens that have the flags of [`FLAGS`].
+    flagged: [Vec<i32>; FLAGS.len()],
     /// Whether SentencePiece puts a space before a text.
     adds_space: Option<bool>,
 }
@@ -68,6 +74,7 @@ impl Tokenizer {
             pre: "default",
             merges: Vec::new(),
             charsmap: Vec::new(),
+            flagged: Default::default(),
             adds_space: None,
         };
         let n_vocab = config.opt_u32(&["vocab_size"])?.map(|n| n as usize);
@@ -168,6 +175,7 @@ impl Tokenizer {
                     "added_tokens_decoder has an entry that is no token",
                 ));
             };
+            note_flags(&mut self.flagged, id, token);
             let special =
                 token.get("special").and_then(Json::as_bool) == Some(true) || looks_special(text);
             match special {
@@ -189,6 +197,15 @@ impl Tokenizer {
     fn special_text(&self, name: &str) -> Option<&str> {
         let token = self.settings.as_ref()?.get(name)?;
         token.as_str().or_else(|| token.get("content")?.as_str())
+    }
+}
+
+/// Notes the flags of an added token.
+fn note_flags(flagged: &mut [Vec<i32>; FLAGS.len()], id: usize, token: &Json) {
+    for (ids, flag) in flagged.iter_mut().zip(FLAGS) {
+        if token.get(flag).and_then(Json::as_bool) == Some(true) {
+            ids.extend(i32::try_from(id));
+        }
     }
 }
 
