@@ -54,17 +54,27 @@ for file in FILES:
 
 
 
+PAGE = "docs/guide/models.md"
+
+
 def source(path):
     return open(path, encoding="utf-8").read()
 
 
 def families():
-    """What each family does, by the tables of the source: families, drafters, kinds of projectors, and the families without
-    gradients, which `tests/it/gradient.rs` checks."""
+    """What each family does, by the tables of the source: families, drafters, kinds of projectors, and the lists of those
+    without gradients or context shift, and of those with kernels on a GPU, which tests check."""
     kinds = source("src/vision/kinds/mod.rs")
     kinds = re.findall(r'name: "([^"]+)",\s*of_models: &\[([^\]]*)\]', kinds)
-    refused = re.search(r"const REFUSED: &\[&str\] = &\[(.*?)\];", source("tests/it/gradient.rs"), re.S)[1]
-    lines = ["| architecture | text | projectors of images | gradients |", "|---|---|---|---|"]
+    lists = [("tests/it/gradient.rs", "REFUSED"), ("tests/it/shift.rs", "REFUSED"), ("tests/metal/passes.rs", "COMPUTED")]
+    no_gradient, no_shift, on_gpu = (
+        re.search(rf"const {name}: &\[&str\] = &\[(.*?)\];", source(path), re.S)[1] for path, name in lists)
+    # Stars in the table of special features, and those of the reference data's third part that Hugging Face has no class of.
+    by_llama_cpp = re.findall(r"`([\w.-]+)`\*", source(PAGE)) + """arctic arwkv7 deepseek2-ocr dflash dream eagle3 graniteswitch
+        grok grovemoe kimi-k3 llada llada-moe maple nanbeige plamo2 refact rnd1 rwkv6qwen2 spark2_5 step35 talkie""".split()
+    reference = lambda arch: "llama.cpp" if arch in by_llama_cpp else "Hugging Face"
+    lines = ["| architecture | text | projectors of images | gradients | GPU | context shift | logits of |",
+             "|---|---|---|---|---|---|---|"]
     pair = r'arch: "([^"]+)",\s*hparams: ([\w:]+)'
     for arch, of in re.findall(pair, source("src/model/family/mod.rs")):
         if of.startswith("bert::") or of in ("gemma::embedding", "t5::encoder"):
@@ -72,21 +82,24 @@ def families():
         else:
             text = {"t5::t5": "behind an encoder"}.get(of, "denoises" if of.startswith("diffusion::") else "yes")
         images = ", ".join(f"`{name}`" for name, models in kinds if f'"{arch}"' in models)
-        gradients = "no" if f'"{arch}"' in refused else "yes"
-        lines.append(f"| `{arch}` | {text} | {images or 'none'} | {gradients} |")
+        # Mistral's files are another name's.
+        known = '"llama"' if arch == "mistral" else f'"{arch}"'
+        yes = ("no" if no else "yes" for no in (known in no_gradient, known not in on_gpu, known in no_shift))
+        lines.append(f"| `{arch}` | {text} | {images or 'none'} | {' | '.join(yes)} | {reference(arch)} |")
     for arch, _ in re.findall(pair, source("src/model/family/drafters.rs")):
-        lines.append(f"| `{arch}` | drafts for another (`-md`) | none | no |")
+        lines.append(f"| `{arch}` | drafts for another (`-md`) | none | no | no | no | {reference(arch)} |")
     return "\n".join(lines)
 
 
-PAGE, HEAD = "docs/guide/models.md", "## Family by family\n\n"
+HEAD = "## Family by family\n\n"
 page = source(PAGE)
 begin = page.find(HEAD) + len(HEAD)
 end = page.find("\n\n", page.find("|---|", begin))
 table = page.find("| architecture |", begin)
-if page[table:end] != families():
+listed = families()
+if page[table:end] != listed:
     if "--write" in sys.argv:
-        open(PAGE, "w", encoding="utf-8").write(page[:table] + families() + page[end:])
+        open(PAGE, "w", encoding="utf-8").write(page[:table] + listed + page[end:])
     else:
         faults.append(f"{PAGE}: the list of families is not that of the source: python3 tests/docs.py --write")
 

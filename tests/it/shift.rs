@@ -2,7 +2,7 @@
 //! and nobody else sees it.
 
 use crate::common::emulated;
-use crate::mutants::models;
+use crate::mutants::{encoders, models};
 use crate::run::{Pass, engine, level};
 use crate::tiny::{N_VOCAB, Parts, Tiny};
 use ruvllm::KvType;
@@ -14,6 +14,7 @@ use ruvllm::quant::DType;
 use ruvllm::session::StateError;
 use ruvllm::{Engine, SessionOptions};
 use ruvllm::{Sampler, SamplerOptions, Session, SessionError, StopReason};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 
 fn tokens(n: usize) -> Vec<u32> {
@@ -514,4 +515,40 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = logits.iter().map(|x| (x - max).exp()).sum();
     logits.iter().map(|x| x - max - sum.ln()).collect()
+}
+
+/// Architectures of which no model can be shifted; docs/guide/models.md shows them
+/// (`tests/docs.py`).
+#[rustfmt::skip]
+const REFUSED: &[&str] = &[
+    "afmoe", "arwkv7", "bailingmoe3", "bert", "cohere2", "cohere2moe", "deepseek2", "deepseek32",
+    "deepseek4", "dots3note", "exaone-moe", "exaone4", "falcon-h1", "gemma-embedding", "gemma2", "gemma3",
+    "gemma3n", "gemma4", "glm-dsa", "glm5-next", "gpt-oss", "gpt2", "granite_swa", "granitehybrid",
+    "graniteswitch", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v4", "jamba", "kimi-k3", "kimi-linear",
+    "laguna", "lfm2", "lfm2moe", "llama4", "maincoder", "mamba", "mamba2", "maple",
+    "mellum", "mimo2", "minicpm3", "minimax-01", "minimax-m3", "mistral4", "modern-bert", "muse-glimmer",
+    "nemotron_h", "nemotron_h_moe", "plamo2", "plamo3", "plm", "qwen35", "qwen35moe", "qwen3next",
+    "qwen4exp", "rwkv6", "rwkv6qwen2", "rwkv7", "smallthinker", "spark2_5", "starcoder", "step35",
+];
+
+#[test]
+fn architectures_that_cannot_be_shifted() {
+    let all = ruvllm::model::supported_architectures().filter(|arch| *arch != "mistral");
+    let mut refused: BTreeSet<&str> = all.collect();
+    for model in models().iter().chain(encoders()) {
+        let opened = open(model.parts());
+        match opened.session_with(&keeping(0, 256, KvType::F32)) {
+            Ok(_) => drop(refused.remove(model.arch.as_str())),
+            // Learned positions are as many as the model has; an encoder has no session.
+            Err(
+                SessionError::NoShift { .. }
+                | SessionError::Option {
+                    option: "n_ctx", ..
+                }
+                | SessionError::Encoder,
+            ) => {}
+            Err(error) => panic!("{}: {error}", model.name),
+        }
+    }
+    assert_eq!(Vec::from_iter(refused), REFUSED);
 }

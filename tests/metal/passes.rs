@@ -4,6 +4,7 @@
 use crate::all_shaders;
 use crate::common::{conformance, long, numbers, read_f32, read_json};
 use crate::emulated::Emulated;
+use crate::mutants;
 use crate::run::{OnLevel, engine};
 use crate::tiny::{N_VOCAB, Tiny};
 use ruvllm::KvType;
@@ -20,6 +21,7 @@ use ruvllm::model::OpenOptions;
 use ruvllm::quant::DType;
 use ruvllm::{CancelToken, Engine, SessionOptions};
 use ruvllm::{Session, SessionError};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -622,4 +624,33 @@ fn conformance_models() {
             );
         }
     }
+}
+
+/// Architectures of which some models compute on a GPU; docs/guide/models.md shows them
+/// (`tests/docs.py`).
+#[rustfmt::skip]
+const COMPUTED: &[&str] = &[
+    "arcee", "baichuan", "bailingmoe", "chatglm", "codeshell", "cohere2", "cohere2moe", "command-r",
+    "deepseek", "deepseek2-ocr", "dots1", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4",
+    "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "granite", "granite_swa",
+    "granitemoe", "grok", "hy_v3", "internlm2", "jais2", "llama", "mellum", "minicpm",
+    "minimax-m2", "nemotron", "olmo2", "olmoe", "openelm", "orion", "paddleocr", "pangu-embedded",
+    "phi2", "phi3", "plamo", "plamo3", "qwen", "qwen2", "qwen2moe", "qwen2vl",
+    "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "xverse",
+];
+
+#[test]
+fn architectures_with_kernels() {
+    let gpu = Emulated::start(&all_shaders());
+    let mut computed = BTreeSet::new();
+    for model in mutants::models().iter().chain(mutants::encoders()) {
+        let opened = OpenOptions::new().open_gguf(model.parts().gguf()).unwrap();
+        match GpuRunner::new(gpu.clone(), &opened, usize::MAX) {
+            Ok(_) => drop(computed.insert(model.arch.as_str())),
+            Err(GpuError::Unsupported { .. }) => {}
+            Err(error) => panic!("{}: {error}", model.name),
+        }
+    }
+    assert_eq!(Vec::from_iter(computed), COMPUTED);
 }
