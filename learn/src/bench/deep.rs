@@ -21,6 +21,8 @@ const RANK: usize = 4;
 /// Fraction of the bound that divergence on rehearsed text must stay below: on other text it is
 /// larger.
 const REHEARSED_SHARE: f64 = 0.8;
+/// How often adapters are made weaker behind a step before they are dropped.
+const MAX_SHORTENED: usize = 6;
 /// Most windows of control text that are rehearsed in turn.
 const REHEARSED: usize = 64;
 
@@ -87,6 +89,8 @@ pub(super) struct DeepArm {
     pub(super) session: Session,
     id: AdapterId,
     gradients: Gradients,
+    /// Of no term.
+    none: Gradients,
     descent: Sgd,
     max_divergence: f64,
     rein: Rein,
@@ -130,6 +134,7 @@ impl DeepArm {
             is_trained(site, model.hparams().n_layer)
         })?;
         let gradients = Gradients::zeros(&adapter);
+        let none = Gradients::for_terms(&adapter, |_| false);
         let mut descent = Sgd::new(model.site_norms());
         descent.rate = options.deep_rate;
         let id = session.adapters().attach(Arc::new(adapter), 1.0)?;
@@ -138,6 +143,7 @@ impl DeepArm {
             session,
             id,
             gradients,
+            none,
             descent,
             max_divergence: options.learner.max_divergence,
             rein: Rein::new(),
@@ -251,6 +257,7 @@ impl DeepArm {
                 }
                 descent.step(adapter, gradients);
             })?;
+            self.shorten(rehearsal, turn)?;
         }
         self.update_ms.push(before.elapsed().as_secs_f64() * 1e3);
         let mut p = Vec::new();
@@ -265,6 +272,27 @@ impl DeepArm {
         let loss = losses.sum();
         self.losses.push(loss);
         Ok(loss)
+    }
+
+    /// Makes the adapters weaker until a window of control text keeps the bound: what a step costs
+    /// is known only behind it, and the first steps on a model may be far too long.
+    fn shorten(&mut self, rehearsal: &Rehearsal, turn: usize) -> Result<(), LearnError> {
+        for tries in 0..MAX_SHORTENED {
+            let divergence =
+                rehearsal.gradient(&mut self.session, self.id, turn, 1.0, &mut self.none)?;
+            if divergence <= self.max_divergence {
+                break;
+            }
+            // The divergence grows with the square of the strength, as long as it is small.
+            let factor = match (REHEARSED_SHARE * self.max_divergence / divergence).sqrt() {
+                factor if factor.is_finite() && tries + 1 < MAX_SHORTENED => factor.max(0.1),
+                _ => 0.0,
+            };
+            self.rein.shrunk(factor);
+            let adapters = &mut self.session.adapters();
+            adapters.update(self.id, |adapter| adapter.rescale(factor as f32))?;
+        }
+        Ok(())
     }
 
     fn randomise(&mut self, turn: usize) {
