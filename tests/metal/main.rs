@@ -13,7 +13,6 @@ mod common;
 mod emulated;
 mod emulator;
 #[path = "../it/mutants/mod.rs"]
-#[allow(dead_code)] // each test program uses its part
 mod mutants;
 mod mutations;
 mod operations;
