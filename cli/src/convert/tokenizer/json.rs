@@ -265,7 +265,7 @@ impl Tokenizer {
         let types = steps(json, "normalizer", "normalizers")
             .filter_map(|step| step.get("type").and_then(Json::as_str));
         // Composed characters are all that NFC leaves; llama.cpp takes a text as it comes, too.
-        let mut others = types.filter(|step| !matches!(*step, "NFC" | "Sequence"));
+        let mut others = types.filter(|step| *step != "NFC");
         if let Some(step) = others.next() {
             return Err(self.refuse(
                 FILE,
@@ -274,14 +274,6 @@ impl Tokenizer {
                 ),
             ));
         }
-        let steps = match json.get("pre_tokenizer") {
-            Some(pre) => pre
-                .get("pretokenizers")
-                .and_then(Json::as_array)
-                .cloned()
-                .unwrap_or(vec![pre.clone()]),
-            None => Vec::new(),
-        };
         let text = |step: &Json, key: &str| {
             step.get(key)
                 .and_then(Json::as_str)
@@ -289,7 +281,7 @@ impl Tokenizer {
                 .to_owned()
         };
         let mut found = Vec::new();
-        for step in &steps {
+        for step in steps(json, "pre_tokenizer", "pretokenizers") {
             match text(step, "type").as_str() {
                 "Split" => {
                     let pattern = text(step.get("pattern").unwrap_or(&Json::Null), "Regex");

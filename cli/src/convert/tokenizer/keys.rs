@@ -96,10 +96,8 @@ impl Tokenizer {
         }
         put("ggml.token_type", Value::Array(Array::I32(types)));
         for (ids, flag) in self.flagged.iter().zip(FLAGS) {
-            let mut ids = ids.clone();
-            ids.retain(|id| (*id as usize) < self.len());
-            ids.sort_unstable();
-            ids.dedup();
+            let ids = ids.iter().copied();
+            let ids: Vec<i32> = ids.filter(|id| (*id as usize) < self.len()).collect();
             if !ids.is_empty() {
                 put(
                     &format!("ggml.added_tokens.{flag}"),

@@ -8,6 +8,7 @@ use super::config::{Config, read_file, read_json};
 use super::{sentencepiece, world};
 use crate::io::Failure;
 use serde_json::Value as Json;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Largest `tokenizer.model`.
@@ -53,7 +54,7 @@ pub(super) struct Tokenizer {
     /// Of a unigram vocabulary.
     charsmap: Vec<u8>,
     /// Added tokens that have the flags of [`FLAGS`].
-    flagged: [Vec<i32>; FLAGS.len()],
+    flagged: [BTreeSet<i32>; FLAGS.len()],
     /// Whether SentencePiece puts a space before a text.
     adds_space: Option<bool>,
 }
@@ -201,7 +202,7 @@ impl Tokenizer {
 }
 
 /// Notes the flags of an added token.
-fn note_flags(flagged: &mut [Vec<i32>; FLAGS.len()], id: usize, token: &Json) {
+fn note_flags(flagged: &mut [BTreeSet<i32>; FLAGS.len()], id: usize, token: &Json) {
     for (ids, flag) in flagged.iter_mut().zip(FLAGS) {
         if token.get(flag).and_then(Json::as_bool) == Some(true) {
             ids.extend(i32::try_from(id));
