@@ -80,7 +80,7 @@ pub struct PlanOptions {
     pub n_layered: usize,
     /// Adapters, attached to all sequences.
     pub adapters: Vec<Arc<Adapter>>,
-    /// Drafters that were trained for the model; each drafts for all sequences.
+    /// Drafters that have weights of their own; each drafts for all sequences.
     pub drafters: Vec<DrafterMemory>,
     /// Tokens of a text for which a session computes gradients of the last of them; 0, the
     /// default: none. The text is at the end of a full context.
@@ -146,8 +146,8 @@ pub struct MemoryPlan {
     pub rest: u64,
     /// Adapters.
     pub adapters: u64,
-    /// Drafters that were trained for the model: their weights, and for each sequence their keys,
-    /// values and buffers, and what they read of the model.
+    /// Drafters: their weights, and for each sequence their keys, values and buffers, and what they
+    /// read of the model.
     pub drafters: u64,
     /// What the [hooks](crate::compute::OutputHook) of the sessions add; 0 without one.
     pub hooks: u64,
@@ -464,7 +464,7 @@ fn plan(sizes: Sizes<'_>, weights: u64, options: &PlanOptions) -> Result<MemoryP
     let n = n_sequences as u64;
     let of_drafters = drafters
         .iter()
-        .map(|drafter| n.saturating_mul(drafter.of_text(n_ctx, n_batch)) + drafter.weights());
+        .map(|drafter| n.saturating_mul(drafter.of_text(n_ctx, n_batch)) + drafter.shared(n_ctx));
     let of_tokens = n_ctx as u64 * (size_of::<u32>() + size_of::<TokenKind>()) as u64;
     let logits = n_logits as u64 * 4 * h.n_vocab as u64;
     let n_states = if session.keep_states {

@@ -26,6 +26,8 @@ pub(super) const LOWER: u16 = 256;
 
 /// Bits of a code point, below those of its class.
 const CP_BITS: u32 = 21;
+/// Bits above it.
+const CLASS_BITS: u32 = u32::BITS - CP_BITS;
 
 /// Calls `each` with the characters of the canonical decomposition (Unicode, NFD) that are no
 /// nonspacing marks.
@@ -99,13 +101,13 @@ const fn class(cp: u32) -> u16 {
     let (mut lo, mut hi) = (0, RUNS.len());
     while hi - lo > 1 {
         let mid = (lo + hi) / 2;
-        if RUNS[mid] >> 11 <= cp {
+        if RUNS[mid] >> CLASS_BITS <= cp {
             lo = mid
         } else {
             hi = mid
         }
     }
-    RUNS[lo] as u16 & 0x7ff
+    RUNS[lo] as u16 & ((1 << CLASS_BITS) - 1)
 }
 
 static ASCII: [u16; 128] = {

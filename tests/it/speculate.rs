@@ -7,11 +7,13 @@ use ruvllm::KvType;
 use ruvllm::SessionOptions;
 use ruvllm::compute::{Cut, OutputHook, OutputRows};
 use ruvllm::decode::{Draft, DraftStats, Drafter, ModelDrafter, Speculation};
+use ruvllm::engine::{DrafterMemory, PlanOptions};
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::kv::KvTiers;
 use ruvllm::model::OpenOptions;
 use ruvllm::{Finish, Generation, TokenText};
 use ruvllm::{Model, Sampler, SamplerOptions, Session, SessionError, StopReason};
+use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 const PATH: &str = concat!(
@@ -512,6 +514,46 @@ fn a_model_drafts() {
     assert!(
         matches!(refused, Err(SessionError::DraftVocabulary { token: 0, .. })),
         "{refused:?}"
+    );
+}
+
+/// A model that drafts takes no more than its part of the plan, for each text.
+#[test]
+fn a_model_that_drafts_is_in_the_plan() {
+    let options = SessionOptions {
+        n_ctx: Some(300),
+        ..Default::default()
+    };
+    let memory = DrafterMemory::open(Gguf::open(PATH).unwrap(), &MODEL).unwrap();
+    let [shared, of_text] = [memory.shared(300), memory.of_text(300, options.n_batch)];
+    let plain = PlanOptions {
+        n_sequences: 3,
+        n_threads: NonZeroUsize::new(1),
+        ..options.clone().into()
+    };
+    let drafted = PlanOptions {
+        drafters: vec![memory],
+        ..plain.clone()
+    };
+    let [plain, drafted] = [plain, drafted].map(|plan| MODEL.memory_plan(&plan).unwrap());
+    assert_eq!(drafted.drafters, shared + 3 * of_text);
+    assert_eq!(drafted.needed() - plain.needed(), drafted.drafters);
+    let of_drafts = engine(&MODEL, 1);
+    let drafter = ModelDrafter::new(&of_drafts, &MODEL, &options).unwrap();
+    let case = Case {
+        max_tokens: 280,
+        stop: vec![],
+        ..Case::numbered(0)
+    };
+    let session = engine(&MODEL, 1).session_with(&options).unwrap();
+    let generation = case.generation(session);
+    let speculation = Speculation::by(drafter).fixed_length(5);
+    let (_, finish, _) = outcome(generation.speculate(speculation), usize::MAX);
+    assert!(finish.unwrap().drafts.n_accepted > 0);
+    let taken = of_drafts.memory();
+    assert!(
+        taken.kv_free > of_text / 2 && taken.total() <= shared + of_text,
+        "{taken:?} of {shared} and {of_text}"
     );
 }
 

@@ -681,9 +681,9 @@ fn memory_is_planned_and_freed() {
             n_ctx: Some(n_ctx),
             ..SessionOptions::default()
         };
-        let memory = drafter.memory().clone();
+        let memory = drafter.memory();
         let [weights, of_text] = [
-            memory.weights(),
+            memory.shared(n_ctx),
             memory.of_text(n_ctx, options.n_batch.min(n_ctx)),
         ];
         let plain = PlanOptions {
@@ -782,7 +782,7 @@ fn memory_limits_hold_for_drafters() {
         let of = (&[5u32, 9, 2][..], 0, 60);
         let (expected, _) = texts(free.session_with(&options).unwrap(), of, None);
         let drafter = trained(kind, &free);
-        let weights = drafter.memory().weights();
+        let weights = drafter.memory().shared(400);
         let kv = drafter.memory().of_text(400, 512);
         let session_kv = model(None).memory_plan(&options.clone().into()).unwrap().kv;
         for (room, drafts) in [

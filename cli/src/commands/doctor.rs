@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[cfg(feature = "webgpu")]
     #[arg(long, value_name = "N", conflicts_with = "json", num_args = 0..=1)]
     gpu: Option<Option<usize>>,
-    /// Drafter that was trained for the model, whose memory is told [short: -md]
+    /// Drafter whose memory is told: a smaller model, or one that was trained for the model [short: -md]
     #[arg(long, value_name = "FILE", help_heading = "Speculative decoding")]
     model_draft: Option<PathBuf>,
     #[cfg(feature = "vision")]
@@ -353,16 +353,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn report(args: &Args, model: &Model) -> Result<Report, Failure> {
     let mut report = Report::of(model)?;
     if let Some(path) = &args.model_draft {
-        match drafter_memory(path, model)? {
-            Some(drafter) => report.add_drafter(&drafter),
-            None => {
-                let message = format!(
-                    "{}: no drafter that was trained for a model",
-                    path.display()
-                );
-                return Err(Failure::Work(message));
-            }
-        }
+        report.add_drafter(&drafter_memory(path, model)?);
     }
     #[cfg(feature = "vision")]
     if let Some(projector) = args.projector.any(&args.model, model)? {

@@ -113,13 +113,14 @@ impl SessionArgs {
     }
 
     /// The same for a server, which has requests of any length: the model's own context unless the
-    /// flags say otherwise, or the longest half, quarter and so on of it whose text fits into the
+    /// flags say otherwise, or the longest half, quarter and so on of it for which `plan` fits into the
     /// memory that there is.
     #[cfg(feature = "serve")]
     pub(crate) fn for_server(
         &self,
         options: &SessionOptions,
         model: &Model,
+        plan: impl Fn(&SessionOptions) -> Result<ruvllm::engine::MemoryPlan, Failure>,
     ) -> Result<SessionOptions, Failure> {
         let mut options = self.for_model(options, model);
         if self.ctx_size.is_some() || self.preset.is_some() {
@@ -132,8 +133,7 @@ impl SessionArgs {
             && n_ctx > least
         {
             options.n_ctx = Some(n_ctx);
-            let plan = model.memory_plan(&options.clone().into())?;
-            if plan.needed() <= bytes {
+            if plan(&options)?.needed() <= bytes {
                 break;
             }
             n_ctx = (n_ctx / 2).max(least);

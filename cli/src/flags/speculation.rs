@@ -59,12 +59,12 @@ impl SpeculationArgs {
         self.spec.contains(&Who::Mtp)
     }
 
-    /// Memory of the drafter that was trained for the model, if -md gives one.
+    /// Memory of the drafter that -md gives, if it does.
     #[cfg(feature = "serve")]
     pub(crate) fn memory(&self, model: &Model) -> Result<Option<DrafterMemory>, Failure> {
         let is_wanted = self.spec.is_empty() || self.spec.contains(&Who::Draft);
         match self.model_draft.as_ref().filter(|_| is_wanted) {
-            Some(path) => drafter_memory(path, model),
+            Some(path) => drafter_memory(path, model).map(Some),
             None => Ok(None),
         }
     }
@@ -142,8 +142,8 @@ impl SpeculationArgs {
     }
 }
 
-/// Memory of the drafter in a file, if it was trained for a model.
-pub(crate) fn drafter_memory(path: &Path, model: &Model) -> Result<Option<DrafterMemory>, Failure> {
+/// Memory of the drafter in a file, for a model.
+pub(crate) fn drafter_memory(path: &Path, model: &Model) -> Result<DrafterMemory, Failure> {
     let failed = |error: SessionError| Failure::Work(format!("{}: {error}", path.display()));
     DrafterMemory::open(Gguf::open(path)?, model).map_err(failed)
 }

@@ -82,15 +82,15 @@ impl Report {
         Ok(())
     }
 
-    /// Adds what a drafter takes that was trained for the model.
+    /// Adds what a drafter takes.
     pub(crate) fn add_drafter(&mut self, drafter: &DrafterMemory) {
         let (n_ctx, n_batch) = (self.plan.n_ctx, SessionOptions::default().n_batch);
         let of_text = format!("for what a drafter keeps of a text of {n_ctx} tokens");
         self.besides.extend([
             (
                 "drafter",
-                "for the weights of a drafter".into(),
-                drafter.weights(),
+                "for what all texts share of a drafter, its weights above all".into(),
+                drafter.shared(n_ctx),
             ),
             (
                 "drafter_text",

@@ -26,7 +26,9 @@ use ruvllm::Tokenizer;
 use ruvllm::chat::LocalTime;
 use ruvllm::chat::tools::ToolFormat;
 use ruvllm::decode::Speculation;
-use ruvllm::engine::{CacheMode, MemoryPlan, PlanOptions, PrefixOptions, Reuse, SharedThreads};
+use ruvllm::engine::{
+    CacheMode, DrafterMemory, MemoryPlan, PlanOptions, PrefixOptions, Reuse, SharedThreads,
+};
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::AdapterRegistry;
 use ruvllm::sample::TokenMask;
@@ -355,10 +357,12 @@ impl App {
             Renderer::here(&template.source)?
         };
         let images = ImageReader::open(args, purpose.model, &model, &renderer)?;
-        let options = session_options(args, &purpose, &model)?;
+        let drafter = args.speculation.memory(&model)?;
+        let plan_of = |options: &SessionOptions| plan(args, options, &model, drafter.as_ref());
+        let options = session_options(args, &purpose, &model, &plan_of)?;
         let registry = AdapterRegistry::new(&model, args.lora_budget.unwrap_or(u64::MAX));
         let adapters = served_adapters(args, &registry)?;
-        let plan = plan(args, &options, &model)?;
+        let plan = plan_of(&options)?;
         (purpose.has_room)(plan.needed())?;
         purpose.beside_answers(|| begin_trie(&model))?;
         let kv_budget = kv_budget(&model, &plan, purpose.n_models);
@@ -435,9 +439,11 @@ fn session_options(
     args: &AppArgs,
     purpose: &Purpose<'_>,
     model: &Model,
+    plan: &dyn Fn(&SessionOptions) -> Result<MemoryPlan, Failure>,
 ) -> Result<SessionOptions, Failure> {
-    let usual = args.session.options(None, KvType::default());
-    let mut options = args.session.for_server(&usual, model)?;
+    let mut usual = args.session.options(None, KvType::default());
+    usual.keep_states = args.speculation.reads_states();
+    let mut options = args.session.for_server(&usual, model, plan)?;
     // One `-c` is for all models: one with fewer positions has those.
     let h = model.hparams();
     if purpose.n_models > 1 && h.learned_positions {
@@ -451,7 +457,6 @@ fn session_options(
     if purpose.learns {
         options.pooled_layer = pooled_layer(model);
     }
-    options.keep_states = args.speculation.reads_states();
     if args.context_shift {
         if purpose.learns {
             let message = "--context-shift: there is none with --learn, which sees every token";
@@ -462,12 +467,16 @@ fn session_options(
     Ok(options)
 }
 
-/// What a session takes with these options, and a drafter that was trained for the model, for all
-/// requests that are computed at a time.
-fn plan(args: &AppArgs, options: &SessionOptions, model: &Model) -> Result<MemoryPlan, Failure> {
-    let drafter = args.speculation.memory(model)?;
+/// What a session takes with these options, and a drafter, for all requests that are computed at a
+/// time.
+fn plan(
+    args: &AppArgs,
+    options: &SessionOptions,
+    model: &Model,
+    drafter: Option<&DrafterMemory>,
+) -> Result<MemoryPlan, Failure> {
     let mut plan = model.memory_plan(&PlanOptions {
-        drafters: drafter.iter().cloned().collect(),
+        drafters: drafter.into_iter().cloned().collect(),
         ..options.clone().into()
     })?;
     let others = u64::from(args.parallel).saturating_sub(1);

@@ -11,7 +11,7 @@ use crate::decode::speculative::model::check_vocabulary;
 use crate::decode::speculative::trained::pass::{Asked, Work};
 use crate::decode::speculative::{Draft, Drafter};
 use crate::engine::SessionError;
-use crate::engine::drafter_memory::DrafterMemory;
+use crate::engine::drafter_memory::{DrafterMemory, own_of_text};
 use crate::engine::engine::Engine;
 use crate::engine::sequence::Sequence;
 use crate::gguf::Gguf;
@@ -19,6 +19,7 @@ use crate::kv::Lent;
 use crate::layers::draft::spec::DraftKind;
 use crate::layers::draft::vec_bytes;
 use crate::layers::rope::RopeTables;
+use crate::model::drafter::DraftModel;
 use std::sync::Arc;
 
 /// Drafts what a model thinks most probable that was trained for the target (`-md FILE`): EAGLE 3 and
@@ -30,7 +31,7 @@ use std::sync::Arc;
 /// forced ones, it begins anew. It knows no adapters.
 #[derive(Debug)]
 pub struct TrainedDrafter {
-    memory: DrafterMemory,
+    model: Arc<DraftModel>,
     engine: Engine,
     rope: Arc<RopeTables>,
     text: Vec<u32>,
@@ -56,16 +57,17 @@ impl TrainedDrafter {
     /// passes; if its weights do not fit into the memory that the model was opened with.
     pub fn open(gguf: Gguf, engine: &Engine) -> Result<Option<TrainedDrafter>, SessionError> {
         let target = engine.model();
-        let Some(memory) = DrafterMemory::open(gguf, target)? else {
+        let model = DraftModel::open(gguf, target).map_err(SessionError::Drafter)?;
+        let Some(model) = model else {
             return Ok(None);
         };
         engine.cpu_only("drafters that read what the model computes")?;
-        if let (Some(own), Some(other)) = (&memory.0.tokenizer, target.tokenizer()) {
+        if let (Some(own), Some(other)) = (&model.tokenizer, target.tokenizer()) {
             check_vocabulary(own, other)?;
         }
-        let mut drafter = TrainedDrafter::on(memory, engine.clone());
+        let mut drafter = TrainedDrafter::on(Arc::new(model), engine.clone());
         if let Some(limit) = target.memory_limit() {
-            let (pool, bytes) = (engine.pool(), drafter.memory.weights());
+            let (pool, bytes) = (engine.pool(), drafter.model.weight_bytes());
             let refused = |_| SessionError::DrafterMemory {
                 need: bytes,
                 left: pool.stats().left(),
@@ -77,8 +79,8 @@ impl TrainedDrafter {
     }
 
     /// Its memory, for a [`MemoryPlan`](crate::engine::MemoryPlan).
-    pub fn memory(&self) -> &DrafterMemory {
-        &self.memory
+    pub fn memory(&self) -> DrafterMemory {
+        DrafterMemory::of_trained(Arc::clone(&self.model))
     }
 
     /// Bytes that it holds for its text now.
@@ -91,16 +93,15 @@ impl TrainedDrafter {
     /// limited. Returns whether it is there.
     fn has_memory(&mut self, seq: &Sequence) -> bool {
         let n_ctx = seq.n_ctx();
-        self.work.set_most(self.memory.0.n_positions(n_ctx));
+        self.work.set_most(self.model.n_positions(n_ctx));
         if let (None, Some(pool)) = (&self.lent, seq.limited_pool()) {
-            self.lent = pool.lend(self.memory.own_of_text(n_ctx)).ok();
+            self.lent = pool.lend(own_of_text(&self.model, n_ctx)).ok();
             return self.lent.is_some();
         }
         true
     }
 
-    fn on(memory: DrafterMemory, engine: Engine) -> TrainedDrafter {
-        let model = &memory.0;
+    fn on(model: Arc<DraftModel>, engine: Engine) -> TrainedDrafter {
         let h = &model.h;
         let rope = RopeTables::new(&h.ropes, &model.weights.rope_factors, h.n_ctx_train);
         TrainedDrafter {
@@ -113,13 +114,13 @@ impl TrainedDrafter {
             guesses: Vec::new(),
             computed: Default::default(),
             has_failed: false,
-            memory,
+            model,
         }
     }
 
     /// Leaves `n` guesses behind the text, or fewer.
     fn guess(&mut self, asked: &Asked<'_>) -> Result<(), SessionError> {
-        let model = &*self.memory.0;
+        let model = &*self.model;
         let of = (model, &self.engine, &*self.rope);
         let (work, guesses) = (&mut self.work, &mut self.guesses);
         [work.logits, work.state] = std::mem::take(&mut self.computed);
@@ -137,7 +138,7 @@ impl TrainedDrafter {
 
 impl Drafter for TrainedDrafter {
     fn name(&self) -> &'static str {
-        match self.memory.0.spec.kind {
+        match self.model.spec.kind {
             DraftKind::Eagle3 { .. } => "eagle3",
             DraftKind::Dflash { .. } => "dflash",
             DraftKind::Assistant => "assistant",
@@ -150,11 +151,11 @@ impl Drafter for TrainedDrafter {
     }
 
     fn reads_states(&self) -> bool {
-        self.memory.0.spec.kind == DraftKind::Assistant
+        self.model.spec.kind == DraftKind::Assistant
     }
 
     fn reads_inputs(&self) -> &[usize] {
-        &self.memory.0.spec.inputs
+        &self.model.spec.inputs
     }
 
     fn read(&mut self, n: usize, seq: &Sequence, n_text: usize) {
@@ -184,7 +185,7 @@ impl Drafter for TrainedDrafter {
     }
 
     fn release(&mut self) {
-        self.work = Work::new(self.memory.0.h.n_layer);
+        self.work = Work::new(self.model.h.n_layer);
         (self.computed, self.guesses) = Default::default();
         self.lent = None;
     }
@@ -201,7 +202,7 @@ impl Drafter for TrainedDrafter {
 /// With a memory of its own, which is empty.
 impl Clone for TrainedDrafter {
     fn clone(&self) -> TrainedDrafter {
-        let mut clone = TrainedDrafter::on(self.memory.clone(), self.engine.clone());
+        let mut clone = TrainedDrafter::on(Arc::clone(&self.model), self.engine.clone());
         clone.rope = Arc::clone(&self.rope);
         clone.lent_for_all.clone_from(&self.lent_for_all);
         (clone.text, clone.has_failed) = (self.text.clone(), self.has_failed);

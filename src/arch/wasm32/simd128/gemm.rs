@@ -140,7 +140,7 @@ fn blocks<B: UnpackBlocks<N>, const N: usize>(bytes: &[u8], wanted: Range<usize>
 #[inline(always)]
 fn factors<B: UnpackBlocks<N>, const N: usize>(blocks: &[B; N]) -> ([f32; 16], [f32; 16]) {
     let Factors { scale, offset } = B::factors(blocks);
-    let each = |x: [v128; 4]| {
+    let per_16 = |x: [v128; 4]| {
         let [a, b, ..] = x;
         let x = if B::FACTORS_PER_16 {
             x
@@ -159,7 +159,7 @@ fn factors<B: UnpackBlocks<N>, const N: usize>(blocks: &[B; N]) -> ([f32; 16], [
             array(x[3]),
         ])
     };
-    (each(scale), each(offset))
+    (per_16(scale), per_16(offset))
 }
 
 /// Panels of words, with factors for each `SPAN` of 16 or 32 weights.
