@@ -171,6 +171,23 @@ pub(crate) fn drop_bits(
     to[upper..].copy_from_slice(&from[upper + lower..]);
 }
 
+/// Copies a row of a block with rows of `dim` values to a row of another one of the same precision.
+///
+/// # Panics
+/// If a block is too small.
+pub(crate) fn copy_row(
+    kind: KvType,
+    dim: usize,
+    (from, i): (&[u8], usize),
+    (to, j): (&mut [u8], usize),
+) {
+    let mut plane = 0;
+    for row in kind.row_bytes(dim) {
+        to[plane + j * row..][..row].copy_from_slice(&from[plane + i * row..][..row]);
+        plane += KV_BLOCK * row;
+    }
+}
+
 /// The kernels of this file for one level: the same source, compiled for its instructions.
 #[cfg(any(
     target_arch = "x86_64",

@@ -78,7 +78,7 @@
 
 /// Incremented when a change of a kernel, or of the order in which they are called, changes the
 /// bits of keys and values: stored ones of another version are not reused.
-pub const ARITHMETIC_VERSION: u32 = 11;
+pub const ARITHMETIC_VERSION: u32 = 12;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -8,7 +8,7 @@ mod choose;
 
 pub(crate) use choose::choose;
 
-use crate::arch::{Arch, KV_BLOCK};
+use crate::arch::{Acts, Arch, ColumnsMut, KV_BLOCK};
 use crate::compute::ComputeError;
 use crate::compute::arena::Frame;
 use crate::compute::linear::{Product, RowCtx};
@@ -18,12 +18,15 @@ use crate::layers::indexer::spec::{IndexKind, IndexSpec, MAX_INDEX_DIM};
 use crate::layers::indexer::weights::Indexer;
 use crate::layers::rope::Rotation;
 use crate::layers::rows::{Rows, SlotView};
+use crate::quant::DType;
 use crate::threads::PoolHandle;
 
 /// Epsilon of the norm of keys.
 const NORM_EPS: f32 = 1e-6;
 /// Rows whose scores are computed together: keys are read once for all of them.
 const SCORED_ROWS: usize = 16;
+/// Heads whose products with a page's keys are computed together; bounds stack use.
+const SCORED_HEADS: usize = 32;
 /// Buffers of an index: `m_kv` rows for keys, `m` rows for the rest.
 pub(crate) struct IndexBuffers<'a> {
     /// `(m_kv, head_dim)`; the scores within a group if there are some.
@@ -288,31 +291,58 @@ impl Index<'_> {
             step = n_group;
         }
         let n_choice = self.spec.n_choice();
+        let n_keys = KV_BLOCK / step;
+        let keys = &keys[..n_keys * head_dim];
+        let mut of_keys = [0.0; KV_BLOCK];
+        let of_keys = &mut of_keys[..n_keys];
         for (choice, scores) in scores.chunks_exact_mut(KV_BLOCK).enumerate() {
             let row = row + choice / n_choice;
             let q = &self.q[row * n_head * head_dim..][..n_head * head_dim];
-            let keys = keys.chunks_exact(head_dim);
-            for (score, k) in scores.iter_mut().step_by(step).zip(keys) {
-                *score = match kind {
-                    IndexKind::Weighed | IndexKind::Pooled => {
-                        let weights = &self.weights[row * n_head..][..n_head];
-                        let heads = q.chunks_exact(head_dim).zip(weights);
-                        heads
-                            .map(|(q, w)| w * self.arch.dot(q, k).clamp(0.0, f32::INFINITY))
-                            .sum()
-                    }
-                    IndexKind::Mean => {
-                        let heads = q.chunks_exact(head_dim);
-                        heads
-                            .map(|q| self.arch.dot(q, k).clamp(0.0, f32::INFINITY))
-                            .sum()
-                    }
-                    IndexKind::Largest { .. } => {
-                        let head = choice % n_choice;
-                        self.arch.dot(&q[head * head_dim..][..head_dim], k)
-                    }
-                };
+            match kind {
+                IndexKind::Weighed | IndexKind::Pooled => {
+                    let weights = &self.weights[row * n_head..][..n_head];
+                    scores_of_keys(self.arch, (q, Some(weights)), keys, head_dim, of_keys);
+                }
+                IndexKind::Mean => scores_of_keys(self.arch, (q, None), keys, head_dim, of_keys),
+                IndexKind::Largest { .. } => {
+                    let q = &q[choice % n_choice * head_dim..][..head_dim];
+                    products(self.arch, q, keys, head_dim, of_keys);
+                }
             }
+            let places = scores.iter_mut().step_by(step);
+            places
+                .zip(of_keys.iter())
+                .for_each(|(to, score)| *to = *score);
+        }
+    }
+}
+
+/// Products of heads and keys of `n` values: `(heads, keys)`.
+fn products(arch: Arch, heads: &[f32], keys: &[f32], n: usize, to: &mut [f32]) {
+    let sizes = (heads.len() / n, keys.len() / n);
+    let mut to = ColumnsMut::new(to, sizes.0, sizes.1);
+    let heads = Acts::F32 { x: heads, n };
+    arch.matvec(DType::F32, &mut to, bytemuck::cast_slice(keys), &heads);
+}
+
+/// Scores of at most [`KV_BLOCK`] keys of `n` values: `Σ w_i·max(q_i·k, 0)` over the heads `i`, whose
+/// weights are 1 if there are none.
+pub(crate) fn scores_of_keys(
+    arch: Arch,
+    (q, weights): (&[f32], Option<&[f32]>),
+    keys: &[f32],
+    n: usize,
+    scores: &mut [f32],
+) {
+    let mut room = [0.0; SCORED_HEADS * KV_BLOCK];
+    scores.fill(0.0);
+    for (i, heads) in q.chunks(SCORED_HEADS * n).enumerate() {
+        let room = &mut room[..heads.len() / n * scores.len()];
+        products(arch, heads, keys, n, room);
+        for (head, products) in room.chunks_exact(scores.len()).enumerate() {
+            let weight = weights.map_or(1.0, |weights| weights[i * SCORED_HEADS + head]);
+            let scores = scores.iter_mut().zip(products);
+            scores.for_each(|(score, x)| *score += weight * x.clamp(0.0, f32::INFINITY));
         }
     }
 }

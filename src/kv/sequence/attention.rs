@@ -1,7 +1,9 @@
 //! Reading a sequence in attention.
 
+use crate::arch::kv::copy_row;
 use crate::arch::{
     Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvElement, KvSpan, KvStored,
+    MAX_HEAD_DIM,
 };
 use crate::kv::KvType;
 use crate::kv::sequence::SeqKv;
@@ -142,15 +144,79 @@ impl SeqKv {
             first,
             blocks: &bytes[..pages.len()],
         };
-        match form.types {
-            [KvType::F32, KvType::F32] => {
-                with_values(span, |span| arch.attention::<f32>(to, q, span, ranges, p))
+        attend(arch, form.types, span, to, q, ranges, p);
+    }
+
+    /// Adds the keys at `positions`, which ascend, to the partial results of at most [`KV_BLOCK`] query
+    /// rows of KV head `head`, in a layer whose positions are [chosen](crate::kv::layout::KvUse). Rows
+    /// that lie apart are copied into blocks, so that a kernel takes [`KV_BLOCK`] of them at once; but
+    /// for ALiBi, a key's place is nothing to its score.
+    pub(crate) fn attention_at(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        mut positions: impl Iterator<Item = u32>,
+        to: &mut AttnPartial<'_>,
+        q: &[f32],
+        p: &AttnParams,
+    ) {
+        assert!(p.slope == 0.0, "chosen positions with ALiBi");
+        let at = self.layout.layers[layer];
+        let group = &self.layout.groups[at.group];
+        let form = &group.forms[0];
+        let dims = at.dims();
+        let mut room = [0, 1].map(|_| BlockRoom([0; _]));
+        loop {
+            let mut n = 0;
+            for position in positions.by_ref().take(KV_BLOCK) {
+                let (page, row) = (position as usize / KV_BLOCK, position as usize % KV_BLOCK);
+                let page = self.tables[group.table][page].as_ref();
+                let page = page.expect("what is seen is held").values::<u8>();
+                for (part, from) in at.head(0, form, head).into_iter().enumerate() {
+                    let (kind, to) = (form.types[part], &mut room[part].0);
+                    copy_row(kind, dims[part], (&page[from], row), (to, n));
+                }
+                n += 1;
             }
-            [KvType::F16, KvType::F16] => {
-                with_values(span, |span| arch.attention::<f16>(to, q, span, ranges, p))
+            if n == 0 {
+                return;
             }
-            [k, v] => arch.attention_stored(to, q, KvStored { k, v, span }, ranges, p),
+            let [k, v] = [0, 1].map(|part| {
+                let bytes = form.types[part].block_bytes(dims[part]);
+                &room[part].0[..bytes]
+            });
+            let span = KvSpan {
+                first: 0,
+                blocks: &[KvBlock { k, v }],
+            };
+            let ranges = &[(0, n as u32); KV_BLOCK][..to.sum.len()];
+            attend(arch, form.types, span, to, q, ranges, p);
         }
+    }
+}
+
+/// Room for a block of any precision, aligned as pages are.
+#[repr(align(64))]
+struct BlockRoom([u8; KV_BLOCK * MAX_HEAD_DIM * size_of::<f32>()]);
+
+/// [`Arch::attention`] over blocks of these precisions of keys and values.
+fn attend(
+    arch: Arch,
+    types: [KvType; 2],
+    span: KvSpan<'_, u8>,
+    to: &mut AttnPartial<'_>,
+    q: &[f32],
+    ranges: &[(u32, u32)],
+    p: &AttnParams,
+) {
+    match types {
+        [KvType::F32, KvType::F32] => {
+            with_values(span, |span| arch.attention::<f32>(to, q, span, ranges, p))
+        }
+        [KvType::F16, KvType::F16] => {
+            with_values(span, |span| arch.attention::<f16>(to, q, span, ranges, p))
+        }
+        [k, v] => arch.attention_stored(to, q, KvStored { k, v, span }, ranges, p),
     }
 }
 

@@ -76,19 +76,20 @@ impl AttnLayer<'_> {
             exact: true,
             ..attn_params(self.spec, head, true)
         };
-        let mut add = |range: (u32, u32)| {
-            let ranges = &[range; HEADS][..n_q];
-            for piece in slot.kv.pieces(self.i, range) {
-                let at = (self.i, head);
-                slot.kv
-                    .attention(self.arch, at, piece, &mut total, q, ranges, &params);
-            }
-        };
+        let at = (self.i, head);
         match selection.of(row + j, head) {
-            None => add((0, (slot.pos() + first + j + 1) as u32)),
+            None => {
+                let range = (0, (slot.pos() + first + j + 1) as u32);
+                for piece in slot.kv.pieces(self.i, range) {
+                    let ranges = &[range; HEADS][..n_q];
+                    slot.kv
+                        .attention(self.arch, at, piece, &mut total, q, ranges, &params);
+                }
+            }
             Some(positions) => {
-                let runs = positions.chunk_by(|a, b| a + 1 == *b);
-                runs.for_each(|run| add((run[0], run[run.len() - 1] + 1)));
+                let positions = positions.iter().copied();
+                slot.kv
+                    .attention_at(self.arch, at, positions, &mut total, q, &params);
             }
         }
         slot.kv

@@ -2,8 +2,8 @@
 
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK};
 use crate::layers::compressed::spec::{BlockIndexSpec, BlocksSpec, CompressedSpec};
-use crate::layers::indexer::choose;
 use crate::layers::indexer::spec::MAX_INDEX_DIM;
+use crate::layers::indexer::{choose, scores_of_keys};
 use crate::layers::rows::{Rows, SlotView};
 use crate::threads::PoolHandle;
 
@@ -82,17 +82,14 @@ impl Queries<'_> {
         let of_page = KV_BLOCK / blocks.ratio;
         let scores = &mut scores[..n_entries];
         self.threads.for_chunks(scores, of_page, |page, scores| {
-            let mut key = [0.0; MAX_INDEX_DIM];
-            let key = &mut key[..n];
-            for (i, score) in scores.iter_mut().enumerate() {
+            let mut keys = [0.0; KV_BLOCK * MAX_INDEX_DIM];
+            let keys = &mut keys[..scores.len() * n];
+            for (i, key) in keys.chunks_exact_mut(n).enumerate() {
                 let position = (page * of_page + i + 1) * blocks.ratio - 1;
                 let at = (self.first + 4, 0);
                 slot.kv.index_row(self.arch, at, position, 0, key);
-                let heads = q.chunks_exact(n).zip(weights);
-                *score = heads
-                    .map(|(q, w)| w * self.arch.dot(q, key).clamp(0.0, f32::INFINITY))
-                    .sum();
             }
+            scores_of_keys(self.arch, (q, Some(weights)), keys, n, scores);
         });
     }
 
@@ -128,20 +125,22 @@ impl Queries<'_> {
             slope: 0.0,
             exact: true,
         };
-        let mut add = |layer: usize, range: (u32, u32)| {
-            let ranges = &[range; HEADS][..n_q];
-            for piece in slot.kv.pieces(layer, range) {
-                slot.kv
-                    .attention(self.arch, (layer, 0), piece, &mut total, q, ranges, &params);
-            }
-        };
         let start = (pos + 1).saturating_sub(spec.window);
-        add(self.first, (start as u32, pos as u32 + 1));
+        let range = (start as u32, pos as u32 + 1);
+        for piece in slot.kv.pieces(self.first, range) {
+            let (at, ranges) = ((self.first, 0), &[range; HEADS][..n_q]);
+            slot.kv
+                .attention(self.arch, at, piece, &mut total, q, ranges, &params);
+        }
         let ratio = spec.blocks.map_or(1, |blocks| blocks.ratio) as u32;
-        let mut entry = |i: u32| add(self.first + 2, ((i + 1) * ratio - 1, (i + 1) * ratio));
+        let mut add = |entries: &mut dyn Iterator<Item = u32>| {
+            let (at, positions) = ((self.first + 2, 0), entries.map(|i| (i + 1) * ratio - 1));
+            slot.kv
+                .attention_at(self.arch, at, positions, &mut total, q, &params);
+        };
         match seen {
-            Seen::First(n) => (0..*n as u32).for_each(&mut entry),
-            Seen::Chosen(chosen) => chosen.iter().for_each(|&i| entry(i)),
+            Seen::First(n) => add(&mut (0..*n as u32)),
+            Seen::Chosen(chosen) => add(&mut chosen.iter().copied()),
         }
         slot.kv
             .finish_attention(self.arch, self.first, &mut total, &params);
