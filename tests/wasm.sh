@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The engine in WebAssembly under Node, behind a few C functions; with RUVLLM_LONG also the npm package as its users get it,
 # under Node and in a browser, and kernels compared with the scalar level. Needs the targets wasm32-unknown-unknown (and
-# wasm32-wasip1), Node (and npm, chromium, chromedriver).
+# wasm32-wasip1), Node (and npm, chromium, chromedriver, a nightly compiler with `rust-src`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUVLLM_ROOT=$PWD
@@ -14,7 +14,7 @@ env "${quick[@]}" RUSTFLAGS="-C target-feature=+simd128" \
 node tests/wasm/run.mjs "$target/wasm32-unknown-unknown/release/ruvllm_wasm.wasm" \
     models/ruvllm-rust-6m-q8_0.gguf tests/data/greedy.txt
 
-# The package takes six minutes of a core to build, the tests of kernels as many.
+# Each module of the package takes six minutes of a core to build, the tests of kernels as many.
 [ -n "${RUVLLM_LONG:-}" ] || exit 0
 project=$target/project
 CARGO_TARGET_DIR=$target bash bindings/wasm/pack.sh "$target/package"

@@ -36,8 +36,9 @@ async function openFile(file) {
     } finally {
         show(["progress"], false);
     }
-    const { architecture, n_params, type } = model.info;
-    at("status").textContent = `${file.name}: ${architecture}, ${(n_params / 1e6).toFixed(0)} million weights, ${type}`;
+    const { architecture, n_params, type, threads } = model.info;
+    const weights = `${(n_params / 1e6).toFixed(0)} million weights`;
+    at("status").textContent = `${file.name}: ${architecture}, ${weights}, ${type}, threads: ${threads}`;
     messages = [];
     at("talk").replaceChildren();
     show(["drop"], false);

@@ -13,8 +13,7 @@ mod windows;
 
 pub use threads::default_threads;
 
-/// Whether the system has threads and a clock: wasm32-unknown-unknown has neither.
-#[cfg(any(feature = "chat", feature = "grammar"))]
+/// Whether the standard library has threads and a clock: on wasm32-unknown-unknown it has neither.
 pub(crate) const HAS_THREADS: bool = !cfg!(all(target_arch = "wasm32", target_os = "unknown"));
 
 /// Memory of the machine, as this process may use it, in bytes.

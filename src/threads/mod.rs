@@ -11,18 +11,22 @@
 #![allow(unsafe_code)] // regions borrow the caller's stack across threads
 
 use crate::arch::ColumnsMut;
+use crate::clock::Timer;
+use crate::system::HAS_THREADS;
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of spins before a waiting thread begins to yield its core.
 const SPINS: u32 = 4096;
 /// Time that an idle helper stays awake: longer than the serial work between two regions or the
 /// sampling between two tokens, too short to show up as CPU use.
 const LINGER: Duration = Duration::from_micros(200);
+/// The same in spins, where there is no clock.
+const LINGER_SPINS: u32 = 16 * SPINS;
 /// Bytes of small chunks that share a task.
 const TASK_BYTES: usize = 16 << 10;
 /// Tasks that each thread is left with at least, so that none waits long for the last.
@@ -122,7 +126,7 @@ impl Shared {
 
     /// Works as `worker` until, outside of a pass, there were no tasks for a while.
     fn stay(&self, worker: usize) {
-        let mut idle_since: Option<Instant> = None;
+        let mut idle_since: Option<Timer> = None;
         let mut spins = 0u32;
         loop {
             if self.work(worker) {
@@ -136,10 +140,48 @@ impl Shared {
                 continue;
             }
             std::thread::yield_now();
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() > LINGER && !self.in_pass.load(Ordering::Relaxed) {
+            let since = *idle_since.get_or_insert_with(Timer::start);
+            let has_lingered = since.elapsed() > LINGER || !HAS_THREADS && spins > LINGER_SPINS;
+            if has_lingered && !self.in_pass.load(Ordering::Relaxed) {
                 return;
             }
+        }
+    }
+}
+
+/// Threads beside the caller's: a pool of their own, or where the standard library has no threads, those
+/// that the host has started for rayon's pool of the whole program.
+#[derive(Debug)]
+enum Helpers {
+    Own(rayon::ThreadPool),
+    OfHost(usize),
+}
+
+impl Helpers {
+    fn start(n: usize) -> Result<Helpers, String> {
+        if !HAS_THREADS {
+            return Ok(Helpers::OfHost(n.min(rayon::current_num_threads())));
+        }
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(n)
+            .thread_name(|i| format!("ruvllm-{i}"));
+        threads
+            .build()
+            .map(Helpers::Own)
+            .map_err(|error| error.to_string())
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Helpers::Own(pool) => pool.current_num_threads(),
+            Helpers::OfHost(n) => *n,
+        }
+    }
+
+    fn spawn(&self, task: impl FnOnce() + Send + 'static) {
+        match self {
+            Helpers::Own(pool) => pool.spawn(task),
+            Helpers::OfHost(_) => rayon::spawn(task),
         }
     }
 }
@@ -147,7 +189,7 @@ impl Shared {
 /// Thread pool: a set of threads that can run one forward pass at a time.
 #[derive(Debug)]
 pub(crate) struct ThreadPool {
-    pool: Option<Arc<rayon::ThreadPool>>,
+    helpers: Option<Helpers>,
     n_threads: usize,
     shared: Arc<Shared>,
     /// Locked by the running pass.
@@ -166,26 +208,14 @@ impl ThreadPool {
     /// # Errors
     /// If the system cannot start more threads.
     pub(crate) fn new(n_threads: usize) -> Result<ThreadPool, String> {
-        let n_threads = n_threads.max(1);
-        let pool = match n_threads {
-            1 => None,
-            n => Some(Arc::new(
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(n - 1)
-                    .thread_name(|i| format!("ruvllm-{i}"))
-                    .build()
-                    .map_err(|error| error.to_string())?,
-            )),
+        let helpers = match n_threads {
+            0 | 1 => None,
+            n => Some(Helpers::start(n - 1)?),
         };
-        Ok(ThreadPool::with_pool(pool))
-    }
-
-    /// A pool of the caller and all threads of a rayon `pool`.
-    fn with_pool(pool: Option<Arc<rayon::ThreadPool>>) -> ThreadPool {
-        let n_helpers = pool.as_ref().map_or(0, |p| p.current_num_threads());
-        ThreadPool {
+        let n_helpers = helpers.as_ref().map_or(0, Helpers::count);
+        Ok(ThreadPool {
             n_threads: 1 + n_helpers,
-            pool,
+            helpers,
             shared: Arc::new(Shared {
                 state: AtomicU64::new(CLOSED),
                 call: AtomicPtr::default(),
@@ -199,7 +229,7 @@ impl ThreadPool {
                 panic: Mutex::new(None),
             }),
             entered: Mutex::new(()),
-        }
+        })
     }
 
     /// Number of threads that work on a forward pass, including the caller.
@@ -210,14 +240,16 @@ impl ThreadPool {
     /// Runs `f` with the pool awake. If another forward pass is using the pool, `f` gets a handle
     /// of only the calling thread: slower, but never wrong and never blocked.
     pub(crate) fn enter<R>(&self, f: impl FnOnce(&PoolHandle<'_>) -> R) -> R {
-        let guard = match (&self.pool, self.entered.try_lock()) {
-            (Some(pool), Ok(guard)) => Some((pool, guard)),
+        let guard = match (&self.helpers, self.entered.try_lock()) {
+            (Some(helpers), Ok(guard)) => Some((helpers, guard)),
             // A panic inside a region is propagated only after all its tasks have ended: the state
             // is consistent.
-            (Some(pool), Err(std::sync::TryLockError::Poisoned(e))) => Some((pool, e.into_inner())),
+            (Some(helpers), Err(std::sync::TryLockError::Poisoned(e))) => {
+                Some((helpers, e.into_inner()))
+            }
             _ => None,
         };
-        let Some((pool, _guard)) = guard else {
+        let Some((helpers, _guard)) = guard else {
             return f(&PoolHandle::alone());
         };
         /// Releases the helpers, also when `f` panics.
@@ -232,7 +264,7 @@ impl ThreadPool {
         for _ in self.shared.n_helpers.load(Ordering::SeqCst)..self.n_threads - 1 {
             self.shared.n_helpers.fetch_add(1, Ordering::SeqCst);
             let shared = Arc::clone(&self.shared);
-            pool.spawn(move || shared.help());
+            helpers.spawn(move || shared.help());
         }
         let result = f(&PoolHandle {
             shared: Some(&self.shared),

@@ -23,33 +23,49 @@ MODEL = os.path.join(ROOT, "models", "ruvllm-rust-6m-q8_0.gguf")
 # The likeliest continuation, on both levels, and the tokens of a second.
 GENERATE = """
 const done = arguments[arguments.length - 1];
-const [level, prompt, file, n] = arguments;
+const [options, prompt, file, n] = arguments;
 (async () => {
     const { Model } = await import("./ruvllm/index.js");
-    const model = await Model.open(file, { level });
+    const model = await Model.open(file, options);
     const session = await model.session();
     let text = "";
     for await (const piece of session.generate(prompt, { temperature: 0, max_tokens: n })) text += piece;
     model.close();
-    return { text, ...session.result };
+    return { text, threads: model.info.threads, ...session.result };
 })().then((value) => done(JSON.stringify(value)), (error) => done(JSON.stringify({ error: String(error) })));
 """
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
+    headers_of_all = {}
+
+    def end_headers(self):
+        for name, value in self.headers_of_all.items():
+            self.send_header(name, value)
+        super().end_headers()
+
     def log_message(self, *args):
         pass
 
 
+class Isolated(Quiet):
+    headers_of_all = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+
+
 @contextlib.contextmanager
-def serve(folder):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+def serve(folder, handler=Quiet):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
     finally:
         server.shutdown()
         server.server_close()
+
+
+def usual_threads():
+    n = os.cpu_count()
+    return -(-n // 2) if n > 2 else n
 
 
 def run(browser, script, *args):
@@ -103,9 +119,11 @@ def main(package, pictures):
                 browser.call("POST", "/timeouts", {"script": 120_000})
                 browser.call("POST", "/url", {"url": url})
                 for level in ["simd128", "scalar"]:
-                    result = run(browser, GENERATE, level, prompt, "model.gguf", 32)
-                    assert result["text"] == expected, (level, result)
+                    result = run(browser, GENERATE, {"level": level}, prompt, "model.gguf", 32)
+                    assert result["text"] == expected and result["threads"] == 1, (level, result)
                     print(f"{level}: {31_000 / result['completion_ms']:.0f} tokens/s")
+                refused = json.loads(browser.call("POST", "/execute/async", {"script": GENERATE, "args": [{"threads": 2}, prompt, "model.gguf", 1]}))
+                assert "Cross-Origin-Opener-Policy" in refused["error"], refused
                 _, speed = converse(browser, pictures)
                 print(f"the page: {speed}")
                 kept = "return navigator.serviceWorker.ready.then(() => true)"
@@ -114,7 +132,15 @@ def main(package, pictures):
             browser.call("POST", "/refresh")
             assert browser.text("h1") == "A model in this page"
             converse(browser, os.path.join(folder, ""))
-            print("offline: the page answers")
+            threads = browser.text("#status").rpartition(" ")[2]
+            assert int(threads) == usual_threads(), threads
+            print(f"offline: the page answers with {threads} threads")
+            with serve(site, Isolated) as url:
+                browser.call("POST", "/url", {"url": url})
+                for threads in [1, 2, 3]:
+                    result = run(browser, GENERATE, {"threads": threads}, prompt, "model.gguf", 32)
+                    assert result["text"] == expected and result["threads"] == threads, (threads, result)
+                    print(f"isolated, {threads} threads: {31_000 / result['completion_ms']:.0f} tokens/s")
             log = browser.call("POST", "/se/log", {"type": "browser"})
             severe = [entry for entry in log if entry["level"] == "SEVERE" and "ERR_CONNECTION_REFUSED" not in entry["message"]]
             assert not severe, severe

@@ -1,7 +1,7 @@
 // node --test package.mjs, in a project that has the package: what a user of it may rely on. RUVLLM_ROOT is the repository.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { open, readFile, rm, writeFile } from "node:fs/promises";
+import { cp, open, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -53,6 +53,45 @@ test("the text of every other build, on both levels", async () => {
     for (const [i, name] of ["prompt", "answer"].entries()) {
         console.log(`${name}: ${(1000 * fast[i]).toFixed(0)} tokens/s, ${(fast[i] / slow[i]).toFixed(1)} times the scalar level`);
     }
+});
+
+test("threads change no text, and end with their model", async () => {
+    const nThreads = async () => (await readdir("/proc/self/task")).length;
+    /** Until the workers of closed models are gone. */
+    const settled = async (most = 0) => {
+        for (let last = -1, i = 0; i < 50; i++) {
+            const n = await nThreads();
+            if (n === last && n <= (most || n)) return n;
+            last = n;
+            await new Promise((resolve) => setTimeout(resolve, 200));
+        }
+        return nThreads();
+    };
+    const before = await settled();
+    const saved = new Set();
+    for (const threads of [1, 2, 4]) {
+        const other = await Model.open(path, { threads });
+        assert.equal(other.info.threads, threads);
+        assert((await nThreads()) >= before + threads, `${threads} threads`);
+        const session = await other.session();
+        assert.equal(await text(session.generate(prompt, greedy)), expected);
+        saved.add(Buffer.from(await session.save()).toString("base64"));
+        other.close();
+    }
+    assert.equal(saved.size, 1);
+    assert.equal(await settled(before), before);
+    for (const threads of [0, 1.5, "2"]) await assert.rejects(Model.open(path, { threads }), fails("OptionsError", /threads/));
+});
+
+test("a thread that stops ends its model", async () => {
+    const folder = new URL("./stopping/", import.meta.url);
+    await cp(new URL("./node_modules/ruvllm/", import.meta.url), folder, { recursive: true });
+    const helper = new URL("helper.js", folder);
+    await writeFile(helper, (await readFile(helper, "utf8")).replace("help();", 'throw new Error("stopped");'));
+    const stopping = await import(new URL("index.js", folder));
+    const failure = await stopping.Model.open(path, { threads: 2 }).catch((error) => error);
+    assert.equal(failure.code, "EngineError");
+    assert.match(failure.message, /a thread of the engine stopped: stopped/);
 });
 
 test("what is wrong with a file is told", async () => {
@@ -365,7 +404,7 @@ test("memory that cannot grow", async () => {
             await session.free();
             return text;
         };
-        const model = await told(() => Model.open(path));
+        const model = await told(() => Model.open(path, { threads: 1 }));
         const steps = [model.code ? model : "opened"];
         if (!model.code) for (let i = 0; i < 2; i++) steps.push(await told(() => answers(model, 256)));
         console.log(JSON.stringify(steps));

@@ -2,12 +2,21 @@
 
 export const isNode = typeof process !== "undefined" && Boolean(process.versions?.node) && !process.versions.electron?.renderer;
 
+/** Whether workers can share memory: in Node, and in pages that are isolated by their headers (COOP and COEP). */
+export const sharesMemory = isNode || globalThis.crossOriginIsolated === true;
+
+/** Threads of a model by default: half of what the host counts, where two of these may be one core. */
+export async function usualThreads() {
+    if (!sharesMemory) return 1;
+    const n = isNode ? (await import("node:os")).availableParallelism() : navigator.hardwareConcurrency;
+    return n > 2 ? Math.ceil(n / 2) : n;
+}
+
 /**
- * A worker that runs `worker.js`. `receive` gets its messages, `fail` what stopped it. In Node a worker at rest does not
- * keep the process alive.
+ * A worker that runs the script at `url`. `receive` gets its messages, `fail` what stopped it. In Node a worker at rest does
+ * not keep the process alive.
  */
-export async function startWorker(receive, fail) {
-    const url = new URL("./worker.js", import.meta.url);
+export async function startWorker(url, receive, fail) {
     if (!isNode) {
         const worker = new Worker(url, { type: "module", name: "ruvllm" });
         worker.addEventListener("message", (event) => receive(event.data));
@@ -38,8 +47,11 @@ export async function connect(receive) {
     return (message) => parentPort.postMessage(message);
 }
 
-/** Bytes of the module beside this file, or a response that has them. */
-export async function moduleBytes() {
-    const url = new URL("./ruvllm_js_bg.wasm", import.meta.url);
-    return isNode ? (await import("node:fs/promises")).readFile(url) : fetch(url);
+/** The module at `url`, compiled. */
+export async function compiled(url) {
+    if (isNode) return WebAssembly.compile(await (await import("node:fs/promises")).readFile(url));
+    const response = await fetch(url);
+    if (!response.ok) throw new Error(`${url}: ${response.status} ${response.statusText}`);
+    // A server that calls it something else than application/wasm.
+    return WebAssembly.compileStreaming(response.clone()).catch(async () => WebAssembly.compile(await response.arrayBuffer()));
 }

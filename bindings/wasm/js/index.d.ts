@@ -35,6 +35,12 @@ export interface OpenOptions {
     onProgress?: (progress: { loaded: number; total: number | null }) => void;
     /** Instruction-set level: `simd128`, or `scalar` to compare with. Default: the best. */
     level?: "simd128" | "scalar";
+    /**
+     * Threads that compute: more than one in Node, and in pages that are served with the headers
+     * `Cross-Origin-Opener-Policy: same-origin` and `Cross-Origin-Embedder-Policy: require-corp`. Default: half of what the
+     * host counts, all of one or two; one in other pages. No answer depends on it.
+     */
+    threads?: number;
 }
 
 /** What is known of a model. */
@@ -53,6 +59,8 @@ export interface ModelInfo {
     readonly type: string;
     /** Instruction-set level in use. */
     readonly level: string;
+    /** Threads that compute. */
+    readonly threads: number;
     /** The file's chat template. */
     readonly chat_template: string | null;
 }

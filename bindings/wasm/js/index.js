@@ -1,6 +1,6 @@
 // ruvllm: language models in the page or in Node, on a worker of their own. Types and their documentation: index.d.ts.
 
-import { startWorker } from "./host.js";
+import { sharesMemory, startWorker, usualThreads } from "./host.js";
 
 /** An error of the engine; `code` says which kind, see index.d.ts. */
 export class RuvllmError extends Error {
@@ -36,6 +36,8 @@ class Connection {
     #nextId = 1;
     /** Why it ended. */
     #end = null;
+    /** On which its threads tell that they stopped. */
+    #alarm = null;
 
     /** Starts the worker; `stop` ends that, too, at any moment. */
     async start() {
@@ -43,6 +45,7 @@ class Connection {
         // Told below, once the worker is there.
         ready.catch(() => {});
         const worker = await startWorker(
+            new URL("./worker.js", import.meta.url),
             (message) => this.#receive(message),
             (reason) => this.stop(new RuvllmError("EngineError", `the worker stopped: ${reason}`)),
         ).catch((error) => {
@@ -93,11 +96,21 @@ class Connection {
         });
     }
 
+    /** A name by which the worker's threads end it, which waits for them. */
+    alarm() {
+        const name = `ruvllm-${crypto.randomUUID()}`;
+        this.#alarm = new BroadcastChannel(name);
+        this.#alarm.onmessage = ({ data }) => this.stop(new RuvllmError("EngineError", `a thread of the engine stopped: ${data}`));
+        this.#alarm.unref?.();
+        return name;
+    }
+
     /** Ends the worker, which gives its memory back; calls under way fail. */
     stop(reason) {
         if (this.#end) return;
         this.#end = { reason };
         this.#worker?.stop();
+        this.#alarm?.close();
         for (const { reject } of this.#calls.values()) reject(reason);
         this.#calls.clear();
     }
@@ -122,8 +135,17 @@ export class Model {
         this.info = Object.freeze(info);
     }
 
-    static async open(source, { signal, onProgress, ...options } = {}) {
+    static async open(source, { signal, onProgress, threads, ...options } = {}) {
         signal?.throwIfAborted();
+        if (threads !== undefined && !(Number.isInteger(threads) && threads >= 1)) {
+            throw new RuvllmError("OptionsError", `threads has to be a whole number from 1 on, not ${threads}`);
+        }
+        if (threads > 1 && !sharesMemory) {
+            const headers = "Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp";
+            throw new RuvllmError("OptionsError", `threads share memory, which pages may that are served with ${headers}`);
+        }
+        const isAsked = threads !== undefined;
+        threads ??= await usualThreads();
         if (source instanceof ArrayBuffer) source = new Uint8Array(source);
         if (source instanceof URL) source = source.href;
         if (typeof source === "string" && page) source = new URL(source, page).href;
@@ -136,7 +158,8 @@ export class Model {
         signal?.addEventListener("abort", abort);
         try {
             await connection.start();
-            const info = await connection.call("open", [source, options], onProgress);
+            const helpers = { threads, isAsked, alarm: threads > 1 ? connection.alarm() : null };
+            const info = await connection.call("open", [source, options, helpers], onProgress);
             signal?.throwIfAborted();
             return new Model(connection, info);
         } catch (error) {

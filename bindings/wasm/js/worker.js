@@ -1,8 +1,7 @@
 // The worker: owns one module with one model and its sessions, and does what the messages of `index.js` say, one after
 // the other. A message is `{ id, method, args }`, its answer `{ id, value }` or `{ id, error }`.
 
-import init, * as engine from "./ruvllm_js.js";
-import { connect, moduleBytes } from "./host.js";
+import { compiled, connect, startWorker } from "./host.js";
 import { FileError, openSource } from "./source.js";
 
 /** How long tokens are computed for before the page is told, if no text comes of them. */
@@ -10,6 +9,8 @@ const SLICE_MS = 30;
 /** Bytes of the largest file. */
 const LARGEST = 2 ** 31 - 1;
 
+/** The module: with threads or without. */
+let engine;
 let memory;
 let model;
 let broken;
@@ -20,6 +21,29 @@ function sessionOf(number) {
     const session = sessions.get(number);
     if (!session) throw Object.assign(new Error("the session was freed"), { name: "ClosedError" });
     return session;
+}
+
+/** Loads the module for one thread. */
+async function loadAlone() {
+    engine = await import("./ruvllm_js.js");
+    const module = await compiled(new URL("./ruvllm_js_bg.wasm", import.meta.url));
+    ({ memory } = await engine.default({ module_or_path: module }));
+}
+
+/** Loads the module for `n` threads; those that stop tell the channel `alarm`. */
+async function loadWithThreads(n, alarm) {
+    const threaded = await import("./threads/ruvllm_js.js");
+    const module = await compiled(new URL("./threads/ruvllm_js_bg.wasm", import.meta.url));
+    ({ memory } = await threaded.default({ module_or_path: module }));
+    const help = () =>
+        new Promise((resolve, reject) => {
+            const receive = async ({ ready }) => (ready ? (await worker).post({ module, memory, alarm }) : resolve());
+            const worker = startWorker(new URL("./helper.js", import.meta.url), receive, (reason) => reject(new Error(reason)));
+            worker.catch(reject);
+        });
+    await Promise.all(Array.from({ length: n - 1 }, help));
+    threaded.start_threads(n - 1);
+    engine = threaded;
 }
 
 /** Reads a file into the module's memory. */
@@ -53,14 +77,21 @@ async function read(source, id) {
 }
 
 const methods = {
-    async open(source, options, id) {
+    async open(source, options, { threads, isAsked, alarm }, id) {
         try {
-            ({ memory } = await init({ module_or_path: await moduleBytes() }));
+            if (threads > 1) {
+                await loadWithThreads(threads, alarm).catch((error) => {
+                    // Where there is no room for shared memory, say.
+                    if (isAsked) throw error;
+                    threads = 1;
+                });
+            }
+            if (threads === 1) await loadAlone();
         } catch (error) {
             throw Object.assign(new Error(`the module cannot be loaded: ${error.message}`), { name: "EngineError" });
         }
         const bytes = await read(source, id);
-        model = engine.Model.open(bytes, JSON.stringify(options));
+        model = engine.Model.open(bytes, JSON.stringify({ ...options, threads }));
         return JSON.parse(model.info());
     },
     tokenize: (text) => model.tokenize(text),

@@ -5,15 +5,16 @@ use crate::fields::Fields;
 use crate::reader::Reader;
 use crate::request::{Prompt, Request};
 use ruvllm::arch::Arch;
-use ruvllm::engine::AdapterId;
+use ruvllm::engine::{AdapterId, EngineOptions};
 use ruvllm::gguf::Gguf;
 use ruvllm::grammar::TokenTrie;
 use ruvllm::lora::Adapter;
 use ruvllm::model::OpenOptions;
-use ruvllm::{Generation, Sampler, SessionOptions, StopReason, Tokenizer};
+use ruvllm::{Embedder, Engine, Generation, Sampler, SessionOptions, StopReason, Tokenizer};
 use ruvllm_learn::{Learner, LearnerOptions, Learning};
 use serde_json::json;
 use std::cell::OnceCell;
+use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ const BATCH: usize = 64;
 /// A model and what is made of it once.
 #[derive(Clone)]
 pub(crate) struct Model {
-    model: ruvllm::Model,
+    engine: Engine,
     /// The texts of the tokens, for grammars.
     trie: Rc<OnceCell<TokenTrie>>,
 }
@@ -33,7 +34,7 @@ impl Deref for Model {
     type Target = ruvllm::Model;
 
     fn deref(&self) -> &ruvllm::Model {
-        &self.model
+        self.engine.model()
     }
 }
 
@@ -49,11 +50,16 @@ impl Model {
         if let Some(level) = fields.text("level")? {
             options = options.arch(Arch::named(&level).map_err(Failure::of("OptionsError"))?);
         }
+        let of_engine = EngineOptions {
+            n_threads: fields.size("threads")?.and_then(NonZeroUsize::new),
+            ..Default::default()
+        };
         fields.finish()?;
         let gguf = Gguf::from_bytes(file).map_err(Failure::of("ModelError"))?;
         let model = options.open_gguf(gguf).map_err(Failure::of("ModelError"))?;
+        let engine = Engine::new(&model, &of_engine).map_err(Failure::of("EngineError"))?;
         let trie = Rc::new(OnceCell::new());
-        Ok(Model { model, trie })
+        Ok(Model { engine, trie })
     }
 
     pub(crate) fn info(&self) -> String {
@@ -66,6 +72,7 @@ impl Model {
             "n_embd": h.n_embd,
             "type": self.main_type().to_string(),
             "level": self.arch().name(),
+            "threads": self.engine.n_threads(),
             "chat_template": self.chat_template(),
         })
         .to_string()
@@ -81,7 +88,7 @@ impl Model {
     }
 
     pub(crate) fn embed(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Failure> {
-        let embedder = self.embedder().map_err(Failure::of("SessionError"))?;
+        let embedder = Embedder::new(&self.engine).map_err(Failure::of("SessionError"))?;
         let vectors = embedder.n_batch(BATCH).embed(texts);
         vectors.map_err(Failure::of("SessionError"))
     }
@@ -109,7 +116,7 @@ impl Model {
         }
         options.exact = fields.flag("exact")?.unwrap_or(false);
         fields.finish()?;
-        let session = self.session_with(&options);
+        let session = self.engine.session_with(&options);
         Ok(Session {
             state: State::Idle(Box::new(session.map_err(Failure::of("SessionError"))?)),
             model: self.clone(),

@@ -6,6 +6,8 @@ mod failure;
 mod fields;
 mod reader;
 mod request;
+#[cfg(target_feature = "atomics")]
+mod threads;
 
 use failure::Failure;
 use js_sys::{Float32Array, Uint8Array};
