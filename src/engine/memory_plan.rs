@@ -5,7 +5,7 @@ use crate::backward::driver::gradient_bytes;
 use crate::backward::supports::supports;
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
-use crate::engine::drafter_memory::DrafterMemory;
+use crate::engine::drafter_memory::{DrafterMemory, of_text};
 use crate::engine::hidden_states::{KEPT_STATES, most_rows};
 use crate::engine::options::{
     CacheMode, MAX_CTX, SessionOptions, checked_n_ctx, compute_bytes, kv_layout, n_ctx,
@@ -215,6 +215,39 @@ impl MemoryPlan {
             vocabulary: vocabulary(header.data_offset, &header.metadata, tokenizer.as_ref()),
             ..plan(sizes, weights, options)?
         })
+    }
+}
+
+/// What drafters take, some of which are models with a plan of their own.
+impl DrafterMemory {
+    /// Bytes that all texts share: its weights, and those of a model's vocabulary and buffers, for
+    /// texts of at most `n_ctx` tokens.
+    pub fn shared(&self, n_ctx: usize) -> u64 {
+        let of_model = |plan: MemoryPlan| plan.weights + plan.vocabulary + plan.buffers;
+        match self.trained() {
+            Some(model) => model.weight_bytes(),
+            None => self.plan(n_ctx).map_or(0, of_model),
+        }
+    }
+
+    /// Most bytes that it takes for a text of at most `n_ctx` tokens, whose prompts are computed
+    /// `n_batch` at a time: its keys and values, buffers of a trained one, and what that reads of
+    /// the model.
+    pub fn of_text(&self, n_ctx: usize, n_batch: usize) -> u64 {
+        match self.trained() {
+            Some(model) => of_text(model, n_ctx, n_batch),
+            None => self.plan(n_ctx).map_or(0, |plan| plan.kv + plan.rest),
+        }
+    }
+
+    /// The plan of a model; none where it can have no such context, and drafts nothing.
+    fn plan(&self, n_ctx: usize) -> Option<MemoryPlan> {
+        let (header, h) = self.model()?;
+        let session = SessionOptions {
+            n_ctx: Some(n_ctx),
+            ..Default::default()
+        };
+        MemoryPlan::of_header(header, h, &PlanOptions::from(session)).ok()
     }
 }
 

@@ -160,7 +160,10 @@ enum Helpers {
 impl Helpers {
     fn start(n: usize) -> Result<Helpers, String> {
         if !HAS_THREADS {
-            return Ok(Helpers::OfHost(n.min(rayon::current_num_threads())));
+            let n_host = rayon::current_num_threads();
+            // Where the host has started none, the pool is the caller's own thread.
+            let is_alone = rayon::current_thread_index().is_some();
+            return Ok(Helpers::OfHost(if is_alone { 0 } else { n.min(n_host) }));
         }
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(n)

@@ -1526,7 +1526,8 @@ fn texts_of_one_pass_have_the_gradients_of_each() {
 /// The divergence from the model without its adapter is 0 at strength 0, and has the loss and the
 /// gradients of its formula: that of whole rows of logits in 64 bits. Logarithms of sums are rounded
 /// to 1e-7, two per token. Probabilities are rounded to 6e-8 some ten times, so to 6e-7, of which
-/// `√(2·KL)` is what they differ by; terms of what follows from them cancel to no less than a tenth.
+/// `√(2·KL)` is what they differ by; terms of what follows from them cancel to no less than a tenth
+/// in all, and to a twentieth in a single matrix (measured: 1/10.5 in Gemma's first one, on AVX2).
 #[test]
 fn divergence_has_the_gradient_of_its_formula() {
     for family in FAMILIES
@@ -1591,18 +1592,25 @@ fn divergence_has_the_gradient_of_its_formula() {
         let room = 6e-6 / (2.0 * expected_loss / n).sqrt();
         let size = expected.norm();
         assert!(rounding < room * size, "{name}: {rounding} {size}");
+        let mut all_apart = 0.0;
         for ((site, found), (_, expected)) in found.terms().zip(expected.terms()) {
             let name = format!("{} {}", family.arch, model.sites()[site].tensor);
             for (found, expected) in [(found.a(), expected.a()), (found.b(), expected.b())] {
                 let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
                 let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
                 let size = norm(&mut expected.iter().copied());
+                all_apart += f64::from(apart).powi(2);
                 assert!(
-                    f64::from(apart) <= room.max(1e-5) * f64::from(size),
+                    f64::from(apart) <= (2.0 * room).max(1e-5) * f64::from(size),
                     "{name}: {apart:e} of {size:e}, {room:e}"
                 );
             }
         }
+        let apart = all_apart.sqrt();
+        assert!(
+            apart <= room.max(1e-5) * size,
+            "{name}: {apart:e} of {size:e}, {room:e}"
+        );
     }
 }
 
