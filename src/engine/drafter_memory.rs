@@ -1,12 +1,10 @@
 //! Memory of drafters, in the plan of the model that they draft for.
 
 use crate::arch::Arch;
-use crate::engine::SessionError;
 use crate::engine::hidden_states::{KEPT_STATES, kept_inputs_bytes, most_rows};
-use crate::gguf::{Gguf, Header};
+use crate::gguf::Gguf;
 use crate::layers::draft::spec::DraftKind;
 use crate::layers::hparams::Hparams;
-use crate::model::Model;
 use crate::model::drafter::DraftModel;
 use std::sync::Arc;
 
@@ -20,21 +18,21 @@ pub struct DrafterMemory(Of);
 enum Of {
     Trained(Arc<DraftModel>),
     /// A model with an engine of its own.
-    Model(Arc<(Gguf, Hparams)>),
+    Model(Arc<SmallModel>),
+}
+
+/// A model that drafts.
+#[derive(Clone, Debug)]
+pub(crate) struct SmallModel {
+    pub(crate) gguf: Gguf,
+    pub(crate) h: Hparams,
+    /// Bytes of its vocabulary, for which the tables of a tokenizer are made.
+    pub(crate) vocabulary: u64,
 }
 
 impl DrafterMemory {
-    /// That of a file's drafter for `target`.
-    ///
-    /// # Errors
-    /// If the file is invalid, or is a trained drafter of another model.
-    pub fn open(gguf: Gguf, target: &Model) -> Result<DrafterMemory, SessionError> {
-        let trained = DraftModel::open(gguf.clone(), target).map_err(SessionError::Drafter)?;
-        if let Some(model) = trained {
-            return Ok(DrafterMemory::of_trained(Arc::new(model)));
-        }
-        let h = Hparams::of(gguf.metadata(), gguf.tensors()).map_err(SessionError::Drafter)?;
-        Ok(DrafterMemory(Of::Model(Arc::new((gguf, h)))))
+    pub(crate) fn of_model(model: SmallModel) -> DrafterMemory {
+        DrafterMemory(Of::Model(Arc::new(model)))
     }
 
     pub(crate) fn of_trained(model: Arc<DraftModel>) -> DrafterMemory {
@@ -50,10 +48,10 @@ impl DrafterMemory {
     }
 
     /// The model that drafts, if it is one, which has an engine of its own.
-    pub(crate) fn model(&self) -> Option<(&Header, &Hparams)> {
+    pub(crate) fn model(&self) -> Option<&SmallModel> {
         match &self.0 {
             Of::Trained(_) => None,
-            Of::Model(model) => Some((model.0.header(), &model.1)),
+            Of::Model(model) => Some(model),
         }
     }
 

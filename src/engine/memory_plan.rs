@@ -5,20 +5,21 @@ use crate::backward::driver::gradient_bytes;
 use crate::backward::supports::supports;
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
-use crate::engine::drafter_memory::{DrafterMemory, of_text};
+use crate::engine::drafter_memory::{DrafterMemory, SmallModel, of_text};
 use crate::engine::hidden_states::{KEPT_STATES, most_rows};
 use crate::engine::options::{
     CacheMode, MAX_CTX, SessionOptions, checked_n_ctx, compute_bytes, kv_layout, n_ctx,
 };
 use crate::forward::buffer_bytes;
 use crate::forward::sizes::sizes;
-use crate::gguf::{Header, Metadata};
+use crate::gguf::{Gguf, Header, Metadata};
 use crate::kv::{DEFAULT_PREFIX_BUDGET, KvBytes, KvType, SeqKv};
 use crate::layers::draft::MAX_DRAFT;
 use crate::layers::hparams::Hparams;
 use crate::layers::rows::SlotSize;
 use crate::layers::sizes::Sizes;
 use crate::lora::Adapter;
+use crate::model::drafter::DraftModel;
 use crate::model::{Model, WeightPlacement};
 use crate::quant::DType;
 use crate::system::default_threads;
@@ -194,6 +195,18 @@ impl MemoryPlan {
         h: &Hparams,
         options: &PlanOptions,
     ) -> Result<MemoryPlan, SessionError> {
+        Ok(MemoryPlan {
+            vocabulary: header_vocabulary(header),
+            ..MemoryPlan::without_vocabulary(header, h, options)?
+        })
+    }
+
+    /// The same without the vocabulary, which takes time to measure.
+    fn without_vocabulary(
+        header: &Header,
+        h: &Hparams,
+        options: &PlanOptions,
+    ) -> Result<MemoryPlan, SessionError> {
         let matrices = header
             .tensors
             .iter()
@@ -208,18 +221,31 @@ impl MemoryPlan {
             n_threads,
         };
         let weights = header.tensors.iter().map(|t| t.n_bytes).sum();
-        let tokenizer = Tokenizer::opt_from_metadata(&header.metadata)
-            .ok()
-            .flatten();
-        Ok(MemoryPlan {
-            vocabulary: vocabulary(header.data_offset, &header.metadata, tokenizer.as_ref()),
-            ..plan(sizes, weights, options)?
-        })
+        plan(sizes, weights, options)
     }
 }
 
 /// What drafters take, some of which are models with a plan of their own.
 impl DrafterMemory {
+    /// That of a file's drafter for `target`.
+    ///
+    /// # Errors
+    /// If the file is invalid, or is a trained drafter of another model.
+    pub fn open(gguf: Gguf, target: &Model) -> Result<DrafterMemory, SessionError> {
+        let trained = DraftModel::open(gguf.clone(), target).map_err(SessionError::Drafter)?;
+        if let Some(model) = trained {
+            return Ok(DrafterMemory::of_trained(Arc::new(model)));
+        }
+        let h = Hparams::of(gguf.metadata(), gguf.tensors()).map_err(SessionError::Drafter)?;
+        let vocabulary = header_vocabulary(gguf.header());
+        let model = SmallModel {
+            gguf,
+            h,
+            vocabulary,
+        };
+        Ok(DrafterMemory::of_model(model))
+    }
+
     /// Bytes that all texts share: its weights, and those of a model's vocabulary and buffers, for
     /// texts of at most `n_ctx` tokens.
     pub fn shared(&self, n_ctx: usize) -> u64 {
@@ -242,12 +268,20 @@ impl DrafterMemory {
 
     /// The plan of a model; none where it can have no such context, and drafts nothing.
     fn plan(&self, n_ctx: usize) -> Option<MemoryPlan> {
-        let (header, h) = self.model()?;
+        let SmallModel {
+            gguf,
+            h,
+            vocabulary,
+        } = self.model()?;
         let session = SessionOptions {
             n_ctx: Some(n_ctx),
             ..Default::default()
         };
-        MemoryPlan::of_header(header, h, &PlanOptions::from(session)).ok()
+        let plan = MemoryPlan::without_vocabulary(gguf.header(), h, &session.into()).ok()?;
+        Some(MemoryPlan {
+            vocabulary: *vocabulary,
+            ..plan
+        })
     }
 }
 
@@ -422,6 +456,13 @@ pub(crate) fn vocabulary_bytes(model: &Model) -> u64 {
 /// Bytes of the file's header, of its arrays as they were read, and of the tokenizer's tables.
 fn vocabulary(header: u64, metadata: &Metadata, tokenizer: Option<&Tokenizer>) -> u64 {
     header + metadata.bytes() + tokenizer.map_or(0, Tokenizer::bytes)
+}
+
+/// Bytes of the vocabulary of a model of which the header alone is there.
+fn header_vocabulary(header: &Header) -> u64 {
+    let tokenizer = Tokenizer::opt_from_metadata(&header.metadata);
+    let tokenizer = tokenizer.ok().flatten();
+    vocabulary(header.data_offset, &header.metadata, tokenizer.as_ref())
 }
 
 fn n_threads(options: &PlanOptions) -> usize {
