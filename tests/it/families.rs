@@ -97,7 +97,7 @@ fn outputs_equal(reference: &Json) {
 
 fn logits(model: &Model, tokens: &[u32], positions: &[usize], n_batch: usize) -> Vec<f32> {
     let options = SessionOptions {
-        n_ctx: Some(64),
+        n_ctx: Some(tokens.len().max(64)),
         n_batch,
         kv_type: KvType::F32,
         ..Default::default()
@@ -115,6 +115,56 @@ fn logits(model: &Model, tokens: &[u32], positions: &[usize], n_batch: usize) ->
 
 /// A reranker reads what its file's template says, in which a document's text is never a special
 /// token or a place of the template.
+/// Of blocks of 128 positions, two pages, every layer sees one, which is a token's own: as if the
+/// text began with it (MiniMax M3, whose first layer is dense otherwise).
+#[test]
+fn blocks_longer_than_pages() {
+    const BLOCK: usize = 128;
+    let shapes = models().iter().find(|m| m.arch == "minimax-m3").unwrap();
+    let mut parts = shapes.parts();
+    for (key, n) in [
+        ("attention.indexer.block_size", BLOCK as u32),
+        ("attention.indexer.top_k", 1),
+        ("attention.indexer.local_blocks", 1),
+        ("leading_dense_block_count", 0),
+    ] {
+        parts.set(&format!("minimax-m3.{key}"), n);
+    }
+    for name in parts.tensor_names() {
+        let Some(part) = name.strip_prefix("blk.1.") else {
+            continue;
+        };
+        let first = format!("blk.0.{part}");
+        if !parts.has_tensor(&first) {
+            parts.copy_tensor(&name, &first);
+        }
+    }
+    let model = open(parts.gguf()).unwrap();
+    let n_vocab = model.hparams().n_vocab as u32;
+    let tokens: Vec<u32> = (0..2 * BLOCK as u32 + 72)
+        .map(|i| i * i % 61 * 7 % n_vocab)
+        .collect();
+    for n_batch in [7, 64, 512] {
+        let whole = logits(
+            &model,
+            &tokens,
+            &[BLOCK - 1, BLOCK + 3, 2 * BLOCK + 71],
+            n_batch,
+        );
+        let parts = [
+            logits(&model, &tokens[..BLOCK], &[BLOCK - 1], n_batch),
+            logits(&model, &tokens[BLOCK..], &[3], n_batch),
+            logits(&model, &tokens[2 * BLOCK..], &[71], n_batch),
+        ]
+        .concat();
+        let difference = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
+        let worst = difference.fold(0.0, f32::max);
+        // Angles of later positions are rounded otherwise.
+        assert!(worst < TOLERANCE, "{worst}");
+        assert!(whole[..n_vocab as usize] == parts[..n_vocab as usize]);
+    }
+}
+
 #[test]
 fn pairs_of_texts() {
     let reference = families();

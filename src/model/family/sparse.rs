@@ -164,7 +164,8 @@ pub(super) fn minimax3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
     }
     let is_dense: Vec<bool> = ffn.iter().map(|ffn| ffn.moe().is_none()).collect();
     let mut h = Hparams::llama(keys, NormKind::Rms, ffn)?;
-    let n_group = keys.count("attention.indexer.block_size", KV_BLOCK)?;
+    // Positions have scores of their own, so blocks need not fit into pages.
+    let n_group = keys.count("attention.indexer.block_size", 1 << 12)?;
     let index = IndexSpec {
         shared: false,
         kind: IndexKind::Largest {
@@ -177,7 +178,6 @@ pub(super) fn minimax3(keys: &Keys<'_>) -> Result<Hparams, ModelError> {
         rotates_last: false,
         n_group,
     };
-    check_groups(&index)?;
     let fits = |attn: &AttnSpec| attn.n_head_kv == index.n_head;
     if h.ropes[0].n_dims > index.head_dim || !h.attention().all(fits) {
         return Err(ModelError::Inconsistent {
