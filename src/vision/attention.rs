@@ -1,16 +1,15 @@
 //! Attention of an encoder: each token sees all tokens of its segment. In `f32`, by the kernels of
-//! products: keys are the weights of scores, and values, transposed, those of outputs.
+//! products with transposed matrices, as heads are too narrow for those that read rows.
 
-use crate::arch::{Arch, CacheLine, ColumnsMut};
+use crate::arch::{Arch, CacheLine, ColumnsMut, TransposedProduct};
 use crate::compute::arena::{Frame, counted};
 use crate::quant::DType;
-use crate::threads::PoolHandle;
+use crate::threads::{PoolHandle, Tiled};
 use std::ops::Range;
 
-/// Rows of a task. Bits do not depend on it.
-const TASK_ROWS: usize = 64;
-/// Tasks per thread in a parallel region, which share memory.
-const TASKS_PER_THREAD: usize = 4;
+/// Rows of a task: what they are multiplied with is read once for all of them. Bits do not depend on
+/// it.
+const TASK_ROWS: usize = 96;
 
 /// Sizes of attention.
 #[derive(Clone, Copy, Debug)]
@@ -21,39 +20,33 @@ pub(super) struct Heads {
     pub(super) scale: f32,
 }
 
-/// A task: rows of a head.
-struct Task {
-    head: usize,
-    segment: Range<usize>,
-    rows: Range<usize>,
+impl Heads {
+    /// The products with keys and with values of a segment.
+    fn products(self, arch: Arch, len: usize) -> [TransposedProduct; 2] {
+        [
+            arch.transposed(DType::F32, self.dim, len),
+            arch.transposed(DType::F32, len, self.dim),
+        ]
+    }
 }
 
-/// Memory of a task.
+/// Memory of a worker.
 struct Room<'a> {
     q: &'a mut [f32],
     packed: &'a mut [u8],
     scores: &'a mut [f32],
-    out: &'a mut [f32],
     workspace: &'a mut [CacheLine],
-}
-
-/// Bytes of packed rows, whose number and width vary.
-fn packed_len(arch: Arch, m: usize, n: usize) -> usize {
-    arch.packed_len(DType::F32, m, n)
 }
 
 impl<'a> Room<'a> {
     fn take(frame: &mut Frame<'a>, arch: Arch, heads: Heads, longest: usize) -> Room<'a> {
-        // Fewer rows may be packed otherwise.
-        let packed = (1..=TASK_ROWS)
-            .map(|m| packed_len(arch, m, heads.dim).max(packed_len(arch, m, longest)))
-            .max();
+        let products = heads.products(arch, longest);
+        let packed = products.map(|product| product.packed_len(TASK_ROWS));
         Room {
             q: frame.take(TASK_ROWS * heads.dim),
-            packed: frame.take(packed.unwrap_or(0)),
+            packed: frame.take(packed[0].max(packed[1])),
             scores: frame.take(TASK_ROWS * longest),
-            out: frame.take(TASK_ROWS * heads.dim),
-            workspace: frame.take(arch.gemm_workspace(DType::F32)),
+            workspace: frame.take(products[0].workspace()),
         }
     }
 }
@@ -62,11 +55,10 @@ impl<'a> Room<'a> {
 pub(super) struct AttentionBuffers<'a> {
     keys: &'a mut [f32],
     values: &'a mut [f32],
+    /// Outputs by head, `(heads, m, dim)`, `m` rounded up to whole tasks.
+    out: &'a mut [f32],
     rooms: &'a mut [CacheLine],
-    room_bytes: usize,
     longest: usize,
-    /// Those of a parallel region; its memory lasts for all layers.
-    tasks: Vec<Task>,
 }
 
 impl<'a> AttentionBuffers<'a> {
@@ -78,19 +70,18 @@ impl<'a> AttentionBuffers<'a> {
         heads: Heads,
         (m, longest): (usize, usize),
     ) -> AttentionBuffers<'a> {
-        let room_bytes = counted(|frame| Room::take(frame, arch, heads, longest));
-        let n_rooms = n_threads * TASKS_PER_THREAD;
+        let room = counted(|frame| Room::take(frame, arch, heads, longest));
+        let n = heads.n * heads.dim;
         AttentionBuffers {
-            keys: frame.take(m * heads.n * heads.dim),
-            values: frame.take(m * heads.n * heads.dim),
-            rooms: frame.take(n_rooms * room_bytes / size_of::<CacheLine>()),
-            room_bytes,
+            keys: frame.take(m * n),
+            values: frame.take(m * n),
+            out: frame.take(m.next_multiple_of(TASK_ROWS) * n),
+            rooms: frame.take(n_threads * room / size_of::<CacheLine>()),
             longest,
-            tasks: Vec::new(),
         }
     }
 
-    /// Keys by head, and values by head and segment, transposed.
+    /// Values by head, and keys by head and segment, transposed.
     fn lay_out(
         &mut self,
         threads: &PoolHandle<'_>,
@@ -100,17 +91,17 @@ impl<'a> AttentionBuffers<'a> {
     ) {
         let Heads { n, dim, .. } = heads;
         let (by_head, width) = (k.len() / n, n * dim);
-        threads.for_chunks(&mut self.keys[..n * by_head], by_head, |head, keys| {
-            for (row, keys) in keys.chunks_exact_mut(dim).enumerate() {
-                keys.copy_from_slice(&k[row * width + head * dim..][..dim]);
+        threads.for_chunks(&mut self.values[..n * by_head], by_head, |head, values| {
+            for (values, row) in values.chunks_exact_mut(dim).zip(v.chunks_exact(width)) {
+                values.copy_from_slice(&row[head * dim..][..dim]);
             }
         });
-        threads.for_chunks(&mut self.values[..n * by_head], by_head, |head, values| {
+        threads.for_chunks(&mut self.keys[..n * by_head], by_head, |head, keys| {
             for segment in segments {
-                let values = &mut values[segment.start * dim..segment.end * dim];
-                for (j, values) in values.chunks_exact_mut(segment.len()).enumerate() {
-                    for (value, row) in values.iter_mut().zip(segment.clone()) {
-                        *value = v[row * width + head * dim + j];
+                let keys = &mut keys[segment.start * dim..segment.end * dim];
+                for (j, keys) in keys.chunks_exact_mut(segment.len()).enumerate() {
+                    for (key, row) in keys.iter_mut().zip(segment.clone()) {
+                        *key = k[row * width + head * dim + j];
                     }
                 }
             }
@@ -127,101 +118,94 @@ impl<'a> AttentionBuffers<'a> {
         out: &mut [f32],
     ) {
         let Heads { n, dim, scale } = heads;
-        let (m, width) = (q.len() / (n * dim), n * dim);
-        let by_head = m * dim;
+        let (m_all, width) = (q.len() / (n * dim), n * dim);
         self.lay_out(threads, heads, segments, (k, v));
         let (keys, values, longest) = (&*self.keys, &*self.values, self.longest);
-        let tasks = |segment: &Range<usize>| {
-            let segment = segment.clone();
-            let n_blocks = segment.len().div_ceil(TASK_ROWS);
-            (0..n * n_blocks).map(move |i| {
-                let first = segment.start + i % n_blocks * TASK_ROWS;
-                Task {
-                    head: i / n_blocks,
-                    segment: segment.clone(),
-                    rows: first..segment.end.min(first + TASK_ROWS),
-                }
-            })
-        };
-        let mut tasks = segments.iter().flat_map(tasks);
-        let lines = self.room_bytes / size_of::<CacheLine>();
-        let n_rooms = self.rooms.len() / lines;
-        let now = &mut self.tasks;
-        loop {
-            now.clear();
-            now.extend(tasks.by_ref().take(n_rooms));
-            if now.is_empty() {
-                break;
-            }
-            let rooms = &mut self.rooms[..now.len() * lines];
-            threads.for_chunks(rooms, lines, |i, room| {
-                let Task {
-                    head,
-                    segment,
-                    rows,
-                } = &now[i];
-                let mut frame = Frame::of(bytemuck::cast_slice_mut(room));
-                let room = Room::take(&mut frame, arch, heads, longest);
-                let part = head * by_head + segment.start * dim..head * by_head + segment.end * dim;
-                for (to, row) in room.q.chunks_exact_mut(dim).zip(rows.clone()) {
+        let of_task = TASK_ROWS * dim;
+        let n_tasks = m_all.div_ceil(TASK_ROWS);
+        let all = &mut self.out[..n * n_tasks * of_task];
+        let n_all = all.len();
+        let mut tiles = [Tiled {
+            y: ColumnsMut::new(all, 1, n_all),
+            width: of_task,
+            item: (),
+        }];
+        threads.for_tiles(&mut tiles, self.rooms, |(), columns, y, room| {
+            let (head, first) = (
+                columns.start / of_task / n_tasks,
+                columns.start / of_task % n_tasks * TASK_ROWS,
+            );
+            let mut frame = Frame::of(bytemuck::cast_slice_mut(room));
+            let room = Room::take(&mut frame, arch, heads, longest);
+            let end = m_all.min(first + TASK_ROWS);
+            let before = segments.partition_point(|segment| segment.end <= first);
+            for segment in segments[before..].iter().take_while(|s| s.start < end) {
+                let rows = first.max(segment.start)..end.min(segment.end);
+                let (m, len) = (rows.len(), segment.len());
+                let q_rows = room.q.chunks_exact_mut(dim);
+                for (to, row) in q_rows.zip(rows.clone()) {
                     let q = &q[row * width + head * dim..][..dim];
                     to.iter_mut().zip(q).for_each(|(to, q)| *to = q * scale);
                 }
-                let (m, n_keys) = (rows.len(), segment.len());
-                let multiply = |x: &[f32],
-                                n: usize,
-                                packed: &mut [u8],
-                                w: &[f32],
-                                y: &mut [f32],
-                                workspace: &mut [CacheLine]| {
-                    let packed = &mut packed[..packed_len(arch, m, n)];
-                    pack(arch, x, m, n, packed);
-                    let n_out = y.len() / m;
-                    let y = &mut ColumnsMut::new(y, m, n_out);
-                    arch.gemm(DType::F32, y, bytemuck::cast_slice(w), packed, n, workspace);
-                };
-                let scores = &mut room.scores[..m * n_keys];
+                let part = (head * m_all + segment.start) * dim..(head * m_all + segment.end) * dim;
+                let [by_keys, by_values] = heads.products(arch, len);
+                let scores = &mut room.scores[..m * len];
                 multiply(
-                    &room.q[..m * dim],
-                    dim,
-                    &mut *room.packed,
+                    &by_keys,
+                    (&room.q[..m * dim], m),
                     &keys[part.clone()],
-                    scores,
-                    &mut *room.workspace,
-                );
-                scores
-                    .chunks_exact_mut(n_keys)
-                    .for_each(|row| arch.softmax(row));
-                let out = &mut room.out[..m * dim];
-                multiply(
-                    scores,
-                    n_keys,
                     room.packed,
-                    &values[part],
-                    out,
+                    scores,
                     room.workspace,
                 );
-            });
-            for (Task { head, rows, .. }, room) in now.iter().zip(rooms.chunks_exact_mut(lines)) {
-                let mut frame = Frame::of(bytemuck::cast_slice_mut(room));
-                let room = Room::take(&mut frame, arch, heads, longest);
-                for (from, row) in room.out.chunks_exact(dim).zip(rows.clone()) {
-                    out[row * width + head * dim..][..dim].copy_from_slice(from);
-                }
+                scores
+                    .chunks_exact_mut(len)
+                    .for_each(|row| arch.softmax(row));
+                let to = (rows.start - first) * dim..(rows.end - first) * dim;
+                multiply(
+                    &by_values,
+                    (scores, m),
+                    &values[part],
+                    room.packed,
+                    &mut y.row(0)[to],
+                    room.workspace,
+                );
             }
-        }
+        });
+        let by_head = &*self.out;
+        threads.for_chunks(out, width, |row, out| {
+            for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+                out.copy_from_slice(&by_head[(head * n_tasks * TASK_ROWS + row) * dim..][..dim]);
+            }
+        });
     }
 }
 
-/// Packs `m` rows of `n` values.
-fn pack(arch: Arch, x: &[f32], m: usize, n: usize, packed: &mut [u8]) {
-    let group = arch.pack_group(DType::F32);
-    let bytes = packed_len(arch, group, n);
-    if m <= group {
-        return arch.pack(DType::F32, x, m, n, packed);
+/// `y = x·w` for `m` rows.
+fn multiply(
+    product: &TransposedProduct,
+    (x, m): (&[f32], usize),
+    w: &[f32],
+    packed: &mut [u8],
+    y: &mut [f32],
+    workspace: &mut [CacheLine],
+) {
+    let (n, group) = (x.len() / m, product.group());
+    let packed = &mut packed[..product.packed_len(m)];
+    let groups = packed.chunks_mut(product.packed_len(group));
+    for (packed, x) in groups.zip(x.chunks(group * n)) {
+        product.pack(x, x.len() / n, packed);
     }
-    for (i, packed) in packed.chunks_mut(bytes).enumerate() {
-        let rows = group.min(m - i * group);
-        arch.pack(DType::F32, &x[i * group * n..][..rows * n], m, n, packed);
+    let n_out = y.len() / m;
+    let mut y = ColumnsMut::new(y, m, n_out);
+    for first in (0..n_out).step_by(product.tile()) {
+        let cols = product.tile().min(n_out - first);
+        product.multiply(
+            &mut y.columns_mut(first..first + cols),
+            first,
+            bytemuck::cast_slice(w),
+            packed,
+            workspace,
+        );
     }
 }

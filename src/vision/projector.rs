@@ -24,6 +24,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Changes with the bits of embeddings beside [`ARITHMETIC_VERSION`]: 2 since attention is computed
+/// by the kernel of text.
+///
+/// [`ARITHMETIC_VERSION`]: crate::arch::ARITHMETIC_VERSION
+const ENCODER_VERSION: u32 = 2;
 /// Most embeddings of one image.
 const MAX_EMBEDDINGS: usize = 1 << 17;
 
@@ -117,7 +122,9 @@ impl Projector {
             digest.add(text.as_bytes());
         }
         digest.add(&gguf.fingerprint().to_le_bytes());
-        digest.add(&crate::arch::ARITHMETIC_VERSION.to_le_bytes());
+        for version in [crate::arch::ARITHMETIC_VERSION, ENCODER_VERSION] {
+            digest.add(&version.to_le_bytes());
+        }
         Ok(Projector(Arc::new(Inner {
             arch,
             kind,
