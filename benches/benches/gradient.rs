@@ -28,7 +28,7 @@ type Targets<'a> = &'a dyn Fn(&TargetModule) -> bool;
 
 fn passes(rounds: usize) {
     let shape = Shape::from_name("llama-1b").unwrap();
-    let gguf = synthetic(shape, FileType::Q4_K_M).unwrap();
+    let gguf = synthetic(&shape, FileType::Q4_K_M).unwrap();
     let model = Model::from_gguf(gguf).unwrap();
     let n_layer = model.hparams().n_layer;
     let last_quarter =

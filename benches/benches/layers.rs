@@ -27,7 +27,7 @@ fn layers(c: &mut Criterion) {
             let shape = Shape::from_name(shape)
                 .expect("a shape of the list")
                 .with_layers(n_layer);
-            let gguf = synthetic(shape, FileType::from_name("Q4_K_M").expect("a known type"))
+            let gguf = synthetic(&shape, FileType::from_name("Q4_K_M").expect("a known type"))
                 .expect("a model");
             let model = Model::from_gguf(gguf).expect("a model that runs");
             let options = SessionOptions {
@@ -60,7 +60,7 @@ fn families(c: &mut Criterion) {
         let shape = Shape::from_name(shape)
             .expect("a shape of the list")
             .with_layers(n_layer);
-        let gguf = synthetic(shape, FileType::from_name("Q4_K_M").expect("a known type"))
+        let gguf = synthetic(&shape, FileType::from_name("Q4_K_M").expect("a known type"))
             .expect("a model");
         let model = Model::from_gguf(gguf).expect("a model that runs");
         let tokens: Vec<u32> = (0..512).collect();

@@ -22,7 +22,7 @@ impl EvalCallback for AllRows {
 
 fn engine(shape: &str) -> Engine {
     let shape = Shape::from_name(shape).expect("a shape of the list");
-    let gguf = synthetic(shape.with_layers(1), FileType::Q4_K_M).expect("a model");
+    let gguf = synthetic(&shape.with_layers(1), FileType::Q4_K_M).expect("a model");
     let model = Model::from_gguf(gguf).expect("a model that runs");
     Engine::new(&model, &EngineOptions::default()).expect("threads")
 }

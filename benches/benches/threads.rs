@@ -25,7 +25,7 @@ fn noise(n: usize) -> Vec<f32> {
 
 fn threads(c: &mut Criterion) {
     let shape = Shape::from_name("llama-8b").expect("a shape of the list");
-    let gguf = synthetic(shape.with_layers(1), FileType::Q4_K_M).expect("a model");
+    let gguf = synthetic(&shape.with_layers(1), FileType::Q4_K_M).expect("a model");
     let model = Model::from_gguf(gguf).expect("a model that runs");
     let (arch, h) = (model.arch(), model.hparams());
     let (n, n_vocab) = (h.n_embd, h.n_vocab);

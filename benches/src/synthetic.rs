@@ -1,270 +1,222 @@
 //! Models with the shapes of published ones and random weights, to measure without a download.
 
-use ruvllm::gguf::{Gguf, GgufError, Metadata, Writer};
+use ruvllm::gguf::{Array, Gguf, GgufError, Metadata, Value, Writer};
 use ruvllm::quant::{DType, FileType, ModelShape};
+use serde_json::Value as Json;
+use std::sync::OnceLock;
 
-/// Sizes of a published model; of the largest, of some of its layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A published model's sizes: its metadata, and names and dimensions of its tensors; of the largest,
+/// some of the layers and experts. A line of `shapes.json`, which `benches/shapes.py` adds to.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// Name on the command line.
-    pub name: &'static str,
-    arch: &'static str,
-    n_layer: usize,
-    n_embd: usize,
-    n_head: usize,
-    n_head_kv: usize,
-    head_dim: usize,
-    n_ff: usize,
-    n_vocab: usize,
-    tied: bool,
-    experts: Option<Experts>,
-    delta: Option<Delta>,
-    window: Option<usize>,
-    layered: Option<Layered>,
+    pub name: String,
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<Tensor>,
 }
 
-/// Experts in place of a dense feed-forward part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Experts {
-    n: usize,
-    n_used: usize,
-    n_ff: usize,
-    /// Width of the expert that all tokens share; 0: none.
-    n_ff_shared: usize,
-    /// Type of their matrices, if it is not the file's.
+/// A tensor that a model has once, or that several layers have.
+#[derive(Clone, Debug, PartialEq)]
+struct Tensor {
+    /// With `*` for the number of a layer.
+    name: String,
+    /// Row length first.
+    dims: Vec<u64>,
+    layers: Vec<usize>,
+    /// Its type, if it is not up to the file's.
     dtype: Option<DType>,
 }
 
-/// Gated delta rules in place of attention, in all layers but every fourth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Delta {
-    n_head_k: usize,
-    n_head_v: usize,
-    head_dim: usize,
-}
-
-/// Layers of two kinds, values of each of them for a token, and keys and values that some share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layered {
-    /// Every so many layers one has no window, and heads twice as wide as the others'.
-    interval: usize,
-    /// Values for a token that each layer has.
-    n_values: usize,
-    /// Of so many layers (the second number) the last ones (the first) read the keys and values of
-    /// others.
-    shared: (usize, usize),
-}
-
-/// Every so many layers one attends where the others have delta rules.
-const ATTENTION_INTERVAL: usize = 4;
-/// Width of the convolution before a delta rule.
-const CONV: usize = 4;
-
 impl Shape {
-    /// A Llama; the other shapes name what differs.
-    const LLAMA_1B: Shape = Shape {
-        name: "llama-1b",
-        arch: "llama",
-        n_layer: 16,
-        n_embd: 2048,
-        n_head: 32,
-        n_head_kv: 8,
-        head_dim: 64,
-        n_ff: 8192,
-        n_vocab: 32000,
-        tied: false,
-        experts: None,
-        delta: None,
-        window: None,
-        layered: None,
-    };
-    const LLAMA_8B: Shape = Shape {
-        name: "llama-8b",
-        n_layer: 32,
-        n_embd: 4096,
-        head_dim: 128,
-        n_ff: 14336,
-        n_vocab: 128_256,
-        ..Shape::LLAMA_1B
-    };
-    const QWEN3_NEXT: Shape = Shape {
-        name: "qwen3-next-80b-a3b",
-        arch: "qwen3next",
-        n_layer: 8,
-        n_head: 16,
-        n_head_kv: 2,
-        head_dim: 256,
-        n_vocab: 151_936,
-        experts: Some(Experts {
-            n: 512,
-            n_used: 10,
-            n_ff: 512,
-            n_ff_shared: 512,
-            dtype: None,
-        }),
-        delta: Some(Delta {
-            n_head_k: 16,
-            n_head_v: 32,
-            head_dim: 128,
-        }),
-        ..Shape::LLAMA_1B
-    };
-
-    /// All shapes. Of the mixtures' layers there are as many as fit into 8 GiB with 4 bits: of Qwen
-    /// 3 30B-A3B 16 of 48, of Qwen3-Next 8 of 48, of gpt-oss 12 of 24.
-    pub const ALL: &'static [Shape] = &[
-        Shape::LLAMA_1B,
-        Shape::LLAMA_8B,
-        Shape {
-            name: "llama2-7b",
-            n_head_kv: 32,
-            n_ff: 11008,
-            n_vocab: 32000,
-            ..Shape::LLAMA_8B
-        },
-        Shape {
-            name: "llama2-13b",
-            n_layer: 40,
-            n_embd: 5120,
-            n_head: 40,
-            n_head_kv: 40,
-            n_ff: 13824,
-            n_vocab: 32000,
-            ..Shape::LLAMA_8B
-        },
-        Shape {
-            name: "mistral-7b",
-            n_vocab: 32000,
-            ..Shape::LLAMA_8B
-        },
-        Shape {
-            name: "qwen2-0.5b",
-            arch: "qwen2",
-            n_layer: 24,
-            n_embd: 896,
-            n_head: 14,
-            n_head_kv: 2,
-            n_ff: 4864,
-            n_vocab: 151_936,
-            tied: true,
-            ..Shape::LLAMA_1B
-        },
-        Shape {
-            name: "qwen3-8b",
-            arch: "qwen3",
-            n_layer: 36,
-            n_ff: 12288,
-            n_vocab: 151_936,
-            ..Shape::LLAMA_8B
-        },
-        Shape {
-            name: "qwen3-30b-a3b",
-            arch: "qwen3moe",
-            n_head_kv: 4,
-            head_dim: 128,
-            n_vocab: 151_936,
-            experts: Some(Experts {
-                n: 128,
-                n_used: 8,
-                n_ff: 768,
-                n_ff_shared: 0,
-                dtype: None,
-            }),
-            ..Shape::LLAMA_1B
-        },
-        Shape::QWEN3_NEXT,
-        Shape {
-            name: "qwen3.5-4b",
-            arch: "qwen35",
-            n_layer: 32,
-            n_embd: 2560,
-            n_head_kv: 4,
-            n_ff: 9216,
-            n_vocab: 248_320,
-            tied: true,
-            experts: None,
-            ..Shape::QWEN3_NEXT
-        },
-        Shape {
-            name: "gpt-oss-20b",
-            arch: "gpt-oss",
-            n_layer: 12,
-            n_embd: 2880,
-            n_head: 64,
-            n_vocab: 201_088,
-            experts: Some(Experts {
-                n: 32,
-                n_used: 4,
-                n_ff: 2880,
-                n_ff_shared: 0,
-                dtype: Some(DType::MXFP4),
-            }),
-            window: Some(128),
-            ..Shape::LLAMA_1B
-        },
-        Shape {
-            name: "gemma3-4b",
-            arch: "gemma3",
-            n_layer: 34,
-            n_embd: 2560,
-            n_head: 8,
-            n_head_kv: 4,
-            head_dim: 256,
-            n_ff: 10240,
-            n_vocab: 262_144,
-            tied: true,
-            window: Some(1024),
-            ..Shape::LLAMA_1B
-        },
-        Shape {
-            name: "gemma4-e4b",
-            arch: "gemma4",
-            n_layer: 42,
-            n_embd: 2560,
-            n_head: 8,
-            n_head_kv: 2,
-            head_dim: 256,
-            n_ff: 10240,
-            n_vocab: 262_144,
-            tied: true,
-            window: Some(512),
-            layered: Some(Layered {
-                interval: 6,
-                n_values: 256,
-                shared: (3, 7),
-            }),
-            ..Shape::LLAMA_1B
-        },
-    ];
-
-    /// The same shape with another number of layers.
-    #[must_use]
-    pub fn with_layers(self, n_layer: usize) -> Shape {
-        Shape { n_layer, ..self }
-    }
-
-    /// A layer of each kind that it has, narrow, with few experts and tokens: opened in no time.
-    #[must_use]
-    pub fn reduced(self) -> Shape {
-        let experts = self.experts.map(|x| Experts {
-            n: 16,
-            n_ff: 256,
-            ..x
-        });
-        let n_layer = self.layered.map_or(ATTENTION_INTERVAL, |x| 2 * x.interval);
-        Shape {
-            n_layer,
-            n_ff: 256,
-            n_vocab: 64,
-            experts,
-            ..self
-        }
+    /// All shapes.
+    pub fn all() -> &'static [Shape] {
+        static ALL: OnceLock<Vec<Shape>> = OnceLock::new();
+        ALL.get_or_init(|| {
+            let lines = include_str!("shapes.json").lines();
+            let shape = |line| Shape::of_line(&serde_json::from_str(line).ok()?);
+            lines
+                .map(|line| shape(line).expect("a line of shapes.json is a shape"))
+                .collect()
+        })
     }
 
     /// The shape called `name`.
     pub fn from_name(name: &str) -> Option<Shape> {
-        Shape::ALL.iter().copied().find(|s| s.name == name)
+        Shape::all().iter().find(|s| s.name == name).cloned()
     }
+
+    fn of_line(line: &Json) -> Option<Shape> {
+        let metadata = line["metadata"].as_object()?.iter();
+        let tensors = line["tensors"].as_array()?.iter();
+        Some(Shape {
+            name: line["name"].as_str()?.into(),
+            metadata: metadata
+                .map(|(key, json)| Some((key.clone(), value(json)?)))
+                .collect::<Option<_>>()?,
+            tensors: tensors.map(Tensor::of_json).collect::<Option<_>>()?,
+        })
+    }
+
+    /// The value of keys that end with `.key`, of layers the largest; 0 if there is none.
+    fn count(&self, key: &str) -> usize {
+        let end = format!(".{key}");
+        let named = self
+            .metadata
+            .iter()
+            .filter(|(name, _)| name.ends_with(&end));
+        let largest = named.filter_map(|(_, value)| match value {
+            Value::U32(n) => Some(*n),
+            Value::Array(Array::U32(of_layers)) => of_layers.iter().copied().max(),
+            _ => None,
+        });
+        largest.max().unwrap_or(0) as usize
+    }
+
+    fn set_count(&mut self, key: &str, n: usize) {
+        let end = format!(".{key}");
+        for (name, value) in &mut self.metadata {
+            if name.ends_with(&end) && matches!(value, Value::U32(_)) {
+                *value = (n as u32).into();
+            }
+        }
+    }
+
+    /// The same shape with fewer layers: the first ones, and as many of the last as share keys and
+    /// values with others.
+    ///
+    /// # Panics
+    ///
+    /// If it has not so many layers.
+    #[must_use]
+    pub fn with_layers(mut self, n_layer: usize) -> Shape {
+        let all = self.count("block_count");
+        assert!(n_layer <= all, "{} has {all} layers", self.name);
+        let n_shared = self.count("attention.shared_kv_layers") * n_layer / all.max(1);
+        let kept: Vec<usize> = (0..n_layer - n_shared).chain(all - n_shared..all).collect();
+        fn of_kept<T: Copy>(of_layers: &mut Vec<T>, kept: &[usize]) {
+            *of_layers = kept.iter().map(|&i| of_layers[i]).collect();
+        }
+        for (_, value) in &mut self.metadata {
+            match value {
+                Value::Array(Array::U32(of)) if of.len() == all => of_kept(of, &kept),
+                Value::Array(Array::F32(of)) if of.len() == all => of_kept(of, &kept),
+                Value::Array(Array::Bool(of)) if of.len() == all => of_kept(of, &kept),
+                _ => {}
+            }
+        }
+        for tensor in self.tensors.iter_mut().filter(|t| t.is_of_layers()) {
+            let layers = kept.iter().enumerate();
+            tensor.layers = layers
+                .filter(|(_, i)| tensor.layers.contains(i))
+                .map(|(new, _)| new)
+                .collect();
+        }
+        self.set_count("block_count", n_layer);
+        self.set_count("attention.shared_kv_layers", n_shared);
+        self
+    }
+
+    /// Some layers with few experts and tokens: opened in no time.
+    #[must_use]
+    pub fn reduced(self) -> Shape {
+        const N_EXPERT: usize = 16;
+        const N_VOCAB: usize = 64;
+        // Of layers that share keys and values there are two kinds.
+        let shares = self.count("attention.shared_kv_layers") > 0;
+        let n_layer = self.count("block_count").min(if shares { 12 } else { 4 });
+        let (n_expert, n_vocab) = (self.count("expert_count"), self.n_vocab());
+        let mut shape = self.with_layers(n_layer);
+        for tensor in &mut shape.tensors {
+            let n = tensor.dims.last_mut().expect("a tensor has dimensions");
+            if *n == n_vocab as u64 {
+                *n = N_VOCAB as u64;
+            } else if *n == n_expert as u64 && tensor.name.contains(".ffn_")
+                || tensor.name.contains(".exp_probs")
+            {
+                *n = (*n).min(N_EXPERT as u64);
+            }
+        }
+        shape.set_count("vocab_size", N_VOCAB);
+        shape.set_count("expert_count", n_expert.min(N_EXPERT));
+        shape
+    }
+
+    /// Number of tokens.
+    fn n_vocab(&self) -> usize {
+        let embeddings = self.tensors.iter().find(|t| t.name == EMBEDDING);
+        embeddings.map_or(0, |t| t.dims[1] as usize)
+    }
+}
+
+/// The token embeddings.
+const EMBEDDING: &str = "token_embd.weight";
+
+impl Tensor {
+    /// A name, dimensions, layers, and perhaps a type.
+    fn of_json(json: &Json) -> Option<Tensor> {
+        let numbers = |json: &Json| -> Option<Vec<u64>> {
+            json.as_array()?.iter().map(Json::as_u64).collect()
+        };
+        let dtype = match json[3].as_str() {
+            Some(name) => Some(*DType::ALL.iter().find(|t| t.to_string() == name)?),
+            None => None,
+        };
+        Some(Tensor {
+            name: json[0].as_str()?.into(),
+            dims: numbers(&json[1])?,
+            layers: numbers(&json[2])?.iter().map(|&i| i as usize).collect(),
+            dtype,
+        })
+    }
+
+    fn is_of_layers(&self) -> bool {
+        self.name.contains('*')
+    }
+
+    /// What its values are, if they are not noise: vectors, and norms of heads.
+    fn constant(&self) -> Option<f32> {
+        const ONES: [&str; 8] = [
+            "norm",
+            ".ln1.",
+            ".ln2.",
+            "post_ln",
+            "scale",
+            "rope_freqs",
+            "time_mix_",
+            "ssm_d",
+        ];
+        match &*self.name {
+            name if name.ends_with(".bias") => Some(0.0),
+            name if name.ends_with(".ssm_a") => Some(-1.0),
+            name if name.contains("norm") => Some(1.0),
+            _ if self.dims.len() > 1 => None,
+            name if ONES.iter().any(|part| name.contains(part)) => Some(1.0),
+            _ => Some(0.0),
+        }
+    }
+}
+
+/// A value of metadata.
+fn value(json: &Json) -> Option<Value> {
+    let number = |json: &Json| json.as_u64().and_then(|n| u32::try_from(n).ok());
+    let real = |json: &Json| json.as_f64().map(|x| x as f32);
+    Some(match json {
+        Json::Bool(x) => (*x).into(),
+        Json::String(x) => x.as_str().into(),
+        Json::Number(_) => match number(json) {
+            Some(n) => n.into(),
+            None => real(json)?.into(),
+        },
+        Json::Array(all) => Value::Array(match all.first()? {
+            Json::Bool(_) => Array::Bool(all.iter().map(Json::as_bool).collect::<Option<_>>()?),
+            first if first.is_f64() => Array::F32(all.iter().map(real).collect::<Option<_>>()?),
+            _ => match all.iter().map(number).collect() {
+                Some(all) => Array::U32(all),
+                None => Array::U64(all.iter().map(Json::as_u64).collect::<Option<_>>()?),
+            },
+        }),
+        _ => return None,
+    })
 }
 
 /// Number of rows that are actually quantised; a matrix repeats them, to save time.
@@ -276,12 +228,12 @@ const EMBEDDINGS: usize = 1024;
 ///
 /// # Errors
 /// If the model exceeds the limits of a GGUF file, which no listed shape does.
-pub fn synthetic(shape: Shape, file_type: FileType) -> Result<Gguf, GgufError> {
+pub fn synthetic(shape: &Shape, file_type: FileType) -> Result<Gguf, GgufError> {
     Gguf::from_bytes(synthetic_file(shape, file_type).to_bytes()?)
 }
 
 /// The same as a file to be written, which other engines open, too.
-pub fn synthetic_file(shape: Shape, file_type: FileType) -> Writer<'static> {
+pub fn synthetic_file(shape: &Shape, file_type: FileType) -> Writer<'static> {
     let mut file = Writer::new();
     file.metadata("tokenizer.ggml.model", "none");
     build(shape, file_type, &mut file);
@@ -293,7 +245,7 @@ pub fn synthetic_file(shape: Shape, file_type: FileType) -> Writer<'static> {
 /// # Errors
 /// As [`synthetic`].
 pub fn synthetic_with_tokens(
-    shape: Shape,
+    shape: &Shape,
     file_type: FileType,
     metadata: &Metadata,
 ) -> Result<Gguf, GgufError> {
@@ -308,382 +260,82 @@ pub fn synthetic_with_tokens(
     Gguf::from_bytes(file.to_bytes()?)
 }
 
-/// What a tensor is filled with.
-#[derive(Clone, Copy)]
-enum Fill {
-    Noise,
-    Value(f32),
-}
-
-/// A tensor's name, its dimensions (row length first), and its values.
-type Tensor = (String, Vec<usize>, Fill);
-
-impl Shape {
-    /// Whether `layer` has no window where others have one, and wider heads.
-    fn is_global(&self, layer: usize) -> bool {
-        self.layered
-            .is_some_and(|x| (layer + 1).is_multiple_of(x.interval))
-    }
-
-    /// Last layers that read the keys and values of others.
-    fn n_shared(&self) -> usize {
-        self.layered
-            .map_or(0, |x| self.n_layer * x.shared.0 / x.shared.1)
-    }
-
-    fn attends(&self, layer: usize) -> bool {
-        self.delta.is_none() || (layer + 1).is_multiple_of(ATTENTION_INTERVAL)
-    }
-
-    /// Metadata besides the sizes that all have.
-    fn write_metadata(&self, file: &mut Writer<'_>) {
-        let Shape {
-            arch,
-            n_layer,
-            head_dim,
-            experts,
-            delta,
-            window,
-            layered,
-            ..
-        } = *self;
-        let mut count = |key: &str, n: usize| {
-            file.metadata(format!("{arch}.{key}"), n as u32);
-        };
-        let widest = if layered.is_some() {
-            2 * head_dim
-        } else {
-            head_dim
-        };
-        count("attention.key_length", widest);
-        count("attention.value_length", widest);
-        if let Some(x) = experts {
-            count("expert_count", x.n);
-            count("expert_used_count", x.n_used);
-            count("expert_feed_forward_length", x.n_ff);
-            if x.n_ff_shared > 0 {
-                count("expert_shared_feed_forward_length", x.n_ff_shared);
-            }
-        }
-        if let Some(x) = delta {
-            count("ssm.conv_kernel", CONV);
-            count("ssm.state_size", x.head_dim);
-            count("ssm.group_count", x.n_head_k);
-            count("ssm.time_step_rank", x.n_head_v);
-            count("ssm.inner_size", x.n_head_v * x.head_dim);
-            count("full_attention_interval", ATTENTION_INTERVAL);
-            count("rope.dimension_count", head_dim / 4);
-        }
-        if let Some(window) = window {
-            count("attention.sliding_window", window);
-        }
-        if let Some(x) = layered {
-            count("attention.key_length_swa", head_dim);
-            count("attention.value_length_swa", head_dim);
-            count("rope.dimension_count", widest);
-            count("rope.dimension_count_swa", head_dim);
-            count("embedding_length_per_layer_input", x.n_values);
-            count("attention.shared_kv_layers", self.n_shared());
-            let windowed: Vec<bool> = (0..n_layer).map(|i| !self.is_global(i)).collect();
-            file.metadata(format!("{arch}.attention.sliding_window_pattern"), windowed);
-            file.metadata(format!("{arch}.rope.freq_base"), 1e6f32);
-            file.metadata(format!("{arch}.rope.freq_base_swa"), 1e4f32);
-            file.metadata(format!("{arch}.final_logit_softcapping"), 30f32);
-        }
-        if arch == "qwen35" {
-            file.metadata(
-                format!("{arch}.rope.dimension_sections"),
-                vec![11i32, 11, 10, 0],
-            );
-        }
-        if arch == "gpt-oss" {
-            file.metadata(format!("{arch}.rope.freq_base"), 150_000f32);
-            file.metadata(format!("{arch}.rope.scaling.type"), "yarn");
-            file.metadata(format!("{arch}.rope.scaling.factor"), 32f32);
-            file.metadata(
-                format!("{arch}.rope.scaling.original_context_length"),
-                4096u32,
-            );
-        }
-    }
-
-    /// The tensors of layer `i`, without those of the feed-forward part.
-    fn mixer(&self, i: usize) -> Vec<Tensor> {
-        let Shape {
-            arch,
-            n_embd,
-            n_head,
-            n_head_kv,
-            head_dim,
-            ..
-        } = *self;
-        let at = |part: &str, dims: &[usize], fill: Fill| {
-            (format!("blk.{i}.{part}"), dims.to_vec(), fill)
-        };
-        if let Some(Delta {
-            n_head_k,
-            n_head_v,
-            head_dim,
-        }) = self.delta.filter(|_| !self.attends(i))
-        {
-            let (n_v, n_qkv) = (n_head_v * head_dim, (2 * n_head_k + n_head_v) * head_dim);
-            let mut tensors = vec![
-                at("attn_qkv.weight", &[n_embd, n_qkv], Fill::Noise),
-                at("attn_gate.weight", &[n_embd, n_v], Fill::Noise),
-                at("ssm_conv1d.weight", &[CONV, n_qkv], Fill::Noise),
-                at("ssm_a", &[n_head_v], Fill::Value(-1.0)),
-                at("ssm_dt.bias", &[n_head_v], Fill::Value(0.0)),
-                at("ssm_norm.weight", &[head_dim], Fill::Value(1.0)),
-                at("ssm_out.weight", &[n_v, n_embd], Fill::Noise),
-            ];
-            if arch == "qwen3next" {
-                tensors.push(at("ssm_ba.weight", &[n_embd, 2 * n_head_v], Fill::Noise));
-            } else {
-                tensors.push(at("ssm_alpha.weight", &[n_embd, n_head_v], Fill::Noise));
-                tensors.push(at("ssm_beta.weight", &[n_embd, n_head_v], Fill::Noise));
-            }
-            return tensors;
-        }
-        let head_dim = if self.is_global(i) {
-            2 * head_dim
-        } else {
-            head_dim
-        };
-        let (n_q, n_kv) = (n_head * head_dim, n_head_kv * head_dim);
-        // With delta rules, gates of the outputs come with the queries.
-        let n_wq = if self.delta.is_some() { 2 * n_q } else { n_q };
-        let mut tensors = vec![
-            at("attn_q.weight", &[n_embd, n_wq], Fill::Noise),
-            at("attn_k.weight", &[n_embd, n_kv], Fill::Noise),
-            at("attn_v.weight", &[n_embd, n_kv], Fill::Noise),
-            at("attn_output.weight", &[n_q, n_embd], Fill::Noise),
-        ];
-        if matches!(arch, "qwen2" | "gpt-oss") {
-            for (part, n) in [
-                ("attn_q.bias", n_q),
-                ("attn_k.bias", n_kv),
-                ("attn_v.bias", n_kv),
-            ] {
-                tensors.push(at(part, &[n], Fill::Value(0.0)));
-            }
-        }
-        if arch == "gpt-oss" {
-            tensors.push(at("attn_output.bias", &[n_embd], Fill::Value(0.0)));
-            tensors.push(at("attn_sinks.weight", &[n_head], Fill::Value(0.0)));
-        }
-        if matches!(arch, "qwen3" | "qwen3moe" | "gemma3")
-            || self.delta.is_some()
-            || self.layered.is_some()
-        {
-            tensors.push(at("attn_q_norm.weight", &[head_dim], Fill::Value(1.0)));
-            tensors.push(at("attn_k_norm.weight", &[head_dim], Fill::Value(1.0)));
-        }
-        if let Some(x) = self.layered {
-            tensors.push(at("layer_output_scale.weight", &[1], Fill::Value(1.0)));
-            tensors.push(at("inp_gate.weight", &[n_embd, x.n_values], Fill::Noise));
-            tensors.push(at("proj.weight", &[x.n_values, n_embd], Fill::Noise));
-        }
-        if i >= self.n_layer - self.n_shared() {
-            tensors.retain(|(name, ..)| !name.contains("attn_k") && !name.contains("attn_v"));
-        }
-        tensors
-    }
-
-    /// The tensors of the feed-forward part of layer `i`.
-    fn feed_forward(&self, i: usize) -> Vec<Tensor> {
-        let Shape {
-            arch, n_embd, n_ff, ..
-        } = *self;
-        let at = |part: &str, dims: &[usize], fill: Fill| {
-            (format!("blk.{i}.{part}"), dims.to_vec(), fill)
-        };
-        let dense = |suffix: &str, n_ff: usize| {
-            let ins = ["gate", "up"].map(|part| {
-                at(
-                    &format!("ffn_{part}{suffix}.weight"),
-                    &[n_embd, n_ff],
-                    Fill::Noise,
-                )
-            });
-            ins.into_iter().chain([at(
-                &format!("ffn_down{suffix}.weight"),
-                &[n_ff, n_embd],
-                Fill::Noise,
-            )])
-        };
-        let Some(Experts {
-            n,
-            n_used: _,
-            n_ff,
-            n_ff_shared,
-            dtype: _,
-        }) = self.experts
-        else {
-            return dense("", n_ff).collect();
-        };
-        let mut tensors = vec![
-            at("ffn_gate_inp.weight", &[n_embd, n], Fill::Noise),
-            at("ffn_gate_exps.weight", &[n_embd, n_ff, n], Fill::Noise),
-            at("ffn_up_exps.weight", &[n_embd, n_ff, n], Fill::Noise),
-            at("ffn_down_exps.weight", &[n_ff, n_embd, n], Fill::Noise),
-        ];
-        if n_ff_shared > 0 {
-            tensors.extend(dense("_shexp", n_ff_shared));
-            tensors.push(at("ffn_gate_inp_shexp.weight", &[n_embd, 1], Fill::Noise));
-        }
-        if arch == "gpt-oss" {
-            tensors.push(at("ffn_gate_inp.bias", &[n], Fill::Value(0.0)));
-            for (part, width) in [("gate", n_ff), ("up", n_ff), ("down", n_embd)] {
-                tensors.push(at(
-                    &format!("ffn_{part}_exps.bias"),
-                    &[width, n],
-                    Fill::Value(0.0),
-                ));
-            }
-        }
-        tensors
-    }
-
-    /// Names of a layer's norms.
-    fn norms(&self) -> &'static [&'static str] {
-        match self.arch {
-            "gemma3" => &[
-                "attn_norm",
-                "post_attention_norm",
-                "ffn_norm",
-                "post_ffw_norm",
-            ],
-            "gemma4" => &[
-                "attn_norm",
-                "post_attention_norm",
-                "ffn_norm",
-                "post_ffw_norm",
-                "post_norm",
-            ],
-            "gpt-oss" | "qwen3next" | "qwen35" => &["attn_norm", "post_attention_norm"],
-            _ => &["attn_norm", "ffn_norm"],
-        }
-    }
-
-    fn tensors(&self) -> Vec<Tensor> {
-        let n = self.n_embd;
-        let mut tensors = vec![(
-            "token_embd.weight".into(),
-            vec![n, self.n_vocab],
-            Fill::Noise,
-        )];
-        if !self.tied {
-            tensors.push(("output.weight".into(), vec![n, self.n_vocab], Fill::Noise));
-        }
-        tensors.push(("output_norm.weight".into(), vec![n], Fill::Value(1.0)));
-        if let Some(x) = self.layered {
-            let width = x.n_values * self.n_layer;
-            tensors.push((
-                "per_layer_token_embd.weight".into(),
-                vec![width, self.n_vocab],
-                Fill::Noise,
-            ));
-            tensors.push((
-                "per_layer_model_proj.weight".into(),
-                vec![n, width],
-                Fill::Noise,
-            ));
-            tensors.push((
-                "per_layer_proj_norm.weight".into(),
-                vec![x.n_values],
-                Fill::Value(1.0),
-            ));
-            tensors.push((
-                "rope_freqs.weight".into(),
-                vec![self.head_dim],
-                Fill::Value(1.0),
-            ));
-        }
-        for i in 0..self.n_layer {
-            tensors.extend(self.mixer(i));
-            tensors.extend(self.feed_forward(i));
-            let norms = self.norms().iter();
-            tensors.extend(
-                norms.map(|norm| (format!("blk.{i}.{norm}.weight"), vec![n], Fill::Value(1.0))),
-            );
-        }
-        tensors
-    }
-}
-
-fn build(shape: Shape, file_type: FileType, file: &mut Writer<'_>) {
-    let Shape {
-        arch,
-        n_layer,
-        n_embd,
-        n_head,
-        n_head_kv,
-        n_ff,
-        experts,
-        ..
-    } = shape;
-    file.metadata("general.architecture", arch);
-    file.metadata("general.name", shape.name);
+fn build(shape: &Shape, file_type: FileType, file: &mut Writer<'_>) {
+    file.metadata("general.name", &*shape.name);
     file.metadata("general.file_type", file_type as u32);
-    for (key, n) in [
-        ("context_length", 8192),
-        ("embedding_length", n_embd),
-        ("block_count", n_layer),
-        ("feed_forward_length", n_ff),
-        ("attention.head_count", n_head),
-        ("attention.head_count_kv", n_head_kv),
-        ("vocab_size", shape.n_vocab),
-    ] {
-        file.metadata(format!("{arch}.{key}"), n as u32);
+    for (key, value) in &shape.metadata {
+        file.metadata(key, value.clone());
     }
-    file.metadata(format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
-    shape.write_metadata(file);
-
-    let n_expert = experts.map_or(0, |x| x.n);
+    let n_expert = shape.count("expert_count");
     let sizes = ModelShape {
-        n_layer,
-        n_head,
-        n_head_kv,
+        n_layer: shape.count("block_count"),
+        n_head: shape.count("attention.head_count"),
+        n_head_kv: shape.count("attention.head_count_kv"),
         n_expert,
-        tied_embeddings: shape.tied,
+        tied_embeddings: !shape.tensors.iter().any(|t| t.name == "output.weight"),
         importance: false,
     };
-    for (name, dims, fill) in shape.tensors() {
-        let (n_in, n_rows) = (dims[0], dims[1..].iter().product::<usize>());
-        let dims: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
-        let dtype = match fill {
-            // Converters leave it in 16 bits, quantisers alone.
-            Fill::Noise if name == "per_layer_model_proj.weight" => DType::F16,
-            Fill::Noise => file_type
-                .tensor_type(&name, &dims, &sizes)
-                .unwrap_or(DType::F32),
-            Fill::Value(_) => DType::F32,
-        };
-        let dtype = experts
-            .and_then(|x| x.dtype)
-            .filter(|_| name.ends_with("_exps.weight"))
-            .unwrap_or(dtype);
-        // Routers whose rows repeat would choose equal experts, and the same ones for tokens whose
-        // rows do.
-        let n_own = match &*name {
-            "token_embd.weight" | "per_layer_token_embd.weight" => EMBEDDINGS,
-            name if name.ends_with("ffn_gate_inp.weight") => n_rows,
-            _ => ROWS,
-        };
-        let rows = match fill {
-            Fill::Noise => quantised_rows(dtype, n_in, n_own),
-            Fill::Value(x) => std::iter::repeat_n(x.to_le_bytes(), n_in * n_own)
-                .flatten()
-                .collect(),
-        };
-        let row = rows.len() / n_own;
-        file.tensor_with(name, &dims, dtype, move |out| {
-            for first in (0..n_rows).step_by(n_own) {
-                out.write_all(&rows[..row * n_own.min(n_rows - first)])?;
-            }
-            Ok(())
+    let n_layer = sizes.n_layer;
+    for i in 0..=n_layer {
+        // Tensors of the model come before those of its layers.
+        let here = shape.tensors.iter().filter(|t| match i {
+            0 => !t.is_of_layers(),
+            _ => t.is_of_layers() && t.layers.contains(&(i - 1)),
         });
+        for tensor in here {
+            let name = tensor.name.replace('*', &i.wrapping_sub(1).to_string());
+            add(tensor, name, file_type, &sizes, file);
+        }
     }
+}
+
+/// Adds a tensor called `name` to the file.
+fn add(
+    tensor: &Tensor,
+    name: String,
+    file_type: FileType,
+    sizes: &ModelShape,
+    file: &mut Writer<'_>,
+) {
+    let dims = &tensor.dims;
+    let (n_in, n_rows) = (dims[0] as usize, dims[1..].iter().product::<u64>() as usize);
+    let constant = tensor.constant();
+    let dtype = match (tensor.dtype, constant) {
+        (Some(dtype), _) => dtype,
+        (None, Some(_)) => DType::F32,
+        (None, None) => file_type
+            .tensor_type(&name, dims, sizes)
+            .unwrap_or(DType::F32),
+    };
+    // Routers whose rows repeat would choose equal experts, and the same ones for tokens whose rows
+    // do.
+    let n_own = match &*name {
+        EMBEDDING | "per_layer_token_embd.weight" => EMBEDDINGS,
+        name if name.ends_with("ffn_gate_inp.weight") => n_rows,
+        _ => ROWS,
+    };
+    let rows = match constant {
+        _ if dtype == DType::I32 => experts(n_in, n_own, sizes.n_expert),
+        // Tokens of a drafter are the model's.
+        _ if dtype == DType::I64 => vec![0; 8 * n_in * n_own],
+        None => quantised_rows(dtype, n_in, n_own),
+        Some(x) => std::iter::repeat_n(x.to_le_bytes(), n_in * n_own)
+            .flatten()
+            .collect(),
+    };
+    let row = rows.len() / n_own;
+    file.tensor_with(name, dims, dtype, move |out| {
+        for first in (0..n_rows).step_by(n_own) {
+            out.write_all(&rows[..row * n_own.min(n_rows - first)])?;
+        }
+        Ok(())
+    });
+}
+
+/// Rows of `n` experts each, of `n_expert`.
+fn experts(n: usize, n_rows: usize, n_expert: usize) -> Vec<u8> {
+    let all = (0..n * n_rows).map(|i| ((i % n + i / n) % n_expert) as i32);
+    all.flat_map(i32::to_le_bytes).collect()
 }
 
 /// Rows of noise, scaled to preserve the magnitude of activations.

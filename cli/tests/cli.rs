@@ -4051,7 +4051,7 @@ fn bench_writes_the_model_that_it_would_measure() {
     assert!(stdout(&run(&write)).is_empty());
     let written = Model::open(&path).unwrap();
     let shape = Shape::from_name("qwen2-0.5b").unwrap();
-    let made = Model::from_gguf(synthetic(shape, FileType::Q4_0).unwrap()).unwrap();
+    let made = Model::from_gguf(synthetic(&shape, FileType::Q4_0).unwrap()).unwrap();
     assert_eq!(
         library_logits(&written, &[1, 500, 7]),
         library_logits(&made, &[1, 500, 7])

@@ -452,7 +452,7 @@ fn forced_tokens_of_tool_calls() {
     );
 
     let gguf = synthetic(
-        Shape::from_name("llama-1b").unwrap(),
+        &Shape::from_name("llama-1b").unwrap(),
         FileType::from_name("Q4_K_M").unwrap(),
     )
     .unwrap();

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(name) => {
             let (shape, file_type) = shape(name)?;
             open(
-                synthetic_with_tokens(shape, file_type, &demo_metadata()?)?,
+                synthetic_with_tokens(&shape, file_type, &demo_metadata()?)?,
                 &args.placement,
                 name,
             )?

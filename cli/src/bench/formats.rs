@@ -74,9 +74,9 @@ pub(crate) struct Args {
 
 fn shape(name: &str) -> Result<Shape, String> {
     let known = || {
-        Shape::ALL
+        Shape::all()
             .iter()
-            .map(|shape| shape.name)
+            .map(|shape| &*shape.name)
             .collect::<Vec<_>>()
             .join(", ")
     };
@@ -125,9 +125,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         drop(model);
         step(1);
         let model = open(
-            synthetic(args.shape, file_type)?,
+            synthetic(&args.shape, file_type)?,
             &args.placement,
-            args.shape.name,
+            &args.shape.name,
         )?;
         let options = SessionOptions::default();
         let engine = engine(

@@ -25,9 +25,8 @@ pub(super) struct ModelsArgs {
         env = "LLAMA_ARG_MODEL"
     )]
     pub(super) model: Vec<PathBuf>,
-    /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b,
-    /// llama2-7b, llama2-13b, mistral-7b, qwen2-0.5b, qwen3-8b, qwen3.5-4b, gemma3-4b, gemma4-e4b, or some layers of
-    /// qwen3-30b-a3b, qwen3-next-80b-a3b or gpt-oss-20b
+    /// Made-up weights of a shape instead of a file, and a file type: llama-1b, llama-8b, qwen3-8b, gemma3-4b,
+    /// some layers of gpt-oss-20b, qwen3-30b-a3b, deepseek-v3.2, …; `--synthetic help` lists all
     #[arg(long, value_name = "SHAPE:TYPE", value_delimiter = ',')]
     synthetic: Vec<String>,
     /// Threads, at most 1024; 0 is as many as this process may use, as is the default
@@ -111,7 +110,7 @@ impl ModelsArgs {
     /// the file of a shape.
     pub(super) fn each(
         &self,
-        made_up: impl Fn(Shape, FileType) -> Result<Gguf, Failure>,
+        made_up: impl Fn(&Shape, FileType) -> Result<Gguf, Failure>,
         mut measure: impl FnMut(&Model, &str) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let shapes = self.shapes()?;
@@ -123,7 +122,7 @@ impl ModelsArgs {
             measure(&open(Gguf::open(path)?, &self.placement, &name)?, &name)?;
         }
         for (name, (shape, file_type)) in self.synthetic.iter().zip(shapes) {
-            let model = open(made_up(shape, file_type)?, &self.placement, name)?;
+            let model = open(made_up(&shape, file_type)?, &self.placement, name)?;
             measure(&model, name)?;
         }
         Ok(())
@@ -136,9 +135,9 @@ pub(super) fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
         Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"))
     };
     let (shape, file_type) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
-    let shapes = Shape::ALL
+    let shapes = Shape::all()
         .iter()
-        .map(|s| s.name)
+        .map(|s| &*s.name)
         .collect::<Vec<_>>()
         .join(", ");
     let types = FileType::ALL

@@ -247,11 +247,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let threads = args.models.threads()?;
     let shapes = args.models.shapes()?;
     if let Some(path) = &args.write {
-        let [(shape, file_type)] = shapes[..] else {
+        let [(shape, file_type)] = &shapes[..] else {
             return Err(Failure::Usage("--write writes one shape".into()));
         };
         args.overwrite.check(path)?;
-        let mut file = synthetic_file(shape, file_type);
+        let mut file = synthetic_file(shape, *file_type);
         args.overwrite.apply(&mut file);
         return Ok(file.write(path)?);
     }

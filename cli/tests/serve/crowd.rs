@@ -312,7 +312,7 @@ fn tokens_come_while_another_model_is_loaded() {
         let vocabulary =
             ruvllm::gguf::Gguf::from_bytes(vocabulary(n_vocab).to_bytes().unwrap()).unwrap();
         let shape = Shape::from_name(shape).unwrap().with_layers(n_layer);
-        let file = synthetic_with_tokens(shape, FileType::Q4_K_M, vocabulary.metadata()).unwrap();
+        let file = synthetic_with_tokens(&shape, FileType::Q4_K_M, vocabulary.metadata()).unwrap();
         let mut writer = ruvllm::gguf::Writer::new();
         for (key, value) in file.metadata().iter() {
             writer.metadata(key, value.clone());

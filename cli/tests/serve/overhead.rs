@@ -119,7 +119,7 @@ fn measure(n_layer: usize, n_tokens: usize, n_turns: usize) -> [Vec<Times>; 2] {
     let path = folder.join(format!("{n_layer}.gguf"));
     let vocabulary = Gguf::from_bytes(vocabulary(32000).to_bytes().unwrap()).unwrap();
     let shape = Shape::from_name("llama-1b").unwrap().with_layers(n_layer);
-    let file = synthetic_with_tokens(shape, FileType::Q4_K_M, vocabulary.metadata()).unwrap();
+    let file = synthetic_with_tokens(&shape, FileType::Q4_K_M, vocabulary.metadata()).unwrap();
     let mut writer = Writer::new();
     for (key, value) in file.metadata().iter() {
         writer.metadata(key, value.clone());

@@ -1287,7 +1287,7 @@ fn times_on_a_1b_shape() {
     use ruvllm::quant::FileType;
     use ruvllm_benches::{Shape, synthetic};
     let gguf = synthetic(
-        Shape::from_name("llama-1b").unwrap(),
+        &Shape::from_name("llama-1b").unwrap(),
         FileType::from_name("Q4_K_M").unwrap(),
     )
     .unwrap();

@@ -766,7 +766,7 @@ fn speed() {
     use ruvllm_benches::{Shape, synthetic};
     let large = |name: &str| {
         let shape = Shape::from_name("llama-1b").unwrap().with_layers(4);
-        Model::from_gguf(synthetic(shape, FileType::from_name(name).unwrap()).unwrap()).unwrap()
+        Model::from_gguf(synthetic(&shape, FileType::from_name(name).unwrap()).unwrap()).unwrap()
     };
     let file = std::env::var("RUVLLM_SPEED_MODEL").ok();
     for name in file
