@@ -4,6 +4,8 @@ pub(crate) mod batch;
 mod behaviour;
 pub(crate) mod divergence;
 pub(crate) mod formats;
+#[cfg(feature = "vision")]
+pub(crate) mod images;
 pub(crate) mod kernels;
 pub(crate) mod learning;
 mod lists;

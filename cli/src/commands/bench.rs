@@ -1,5 +1,7 @@
 //! `ruvllm bench`: everything that measures.
 
+#[cfg(feature = "vision")]
+use crate::bench::images;
 use crate::bench::{batch, formats, kernels, learning, replay, speed};
 use crate::io::Failure;
 use clap::Subcommand;
@@ -30,6 +32,9 @@ enum What {
     Replay(Box<replay::Args>),
     /// Measure speed with many sequences side by side
     Batch(Box<batch::Args>),
+    /// Measure how long an image takes to the first token
+    #[cfg(feature = "vision")]
+    Images(Box<images::Args>),
     /// Measure how much online learning helps on a text
     Learning(Box<learning::Args>),
 }
@@ -41,6 +46,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         What::Formats(args) => formats::run(args),
         What::Replay(args) => replay::run(args),
         What::Batch(args) => batch::run(args),
+        #[cfg(feature = "vision")]
+        What::Images(args) => images::run(args),
         What::Learning(args) => learning::run(args),
     }
 }
