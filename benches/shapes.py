@@ -261,7 +261,7 @@ def main():
             primes = [n for n in range(40_000, 41_000) if is_prime(n)][:n_table]
             keys["ple.head_vocab_sizes"] = primes
             keys["ple.head_offsets"] = [sum(primes[:i]) for i in range(len(primes))]
-            keys["ple.eos_token_id"] = keys["vocab_size"] - 1
+            keys["ple.eos_token_id"] = 1
         if isinstance(keys.get("attention.head_count"), list) and len(set(keys["attention.head_count"])) == 1:
             keys["attention.head_count"] = keys["attention.head_count"][0]
         shape = {}

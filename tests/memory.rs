@@ -58,7 +58,8 @@ fn a_session_takes_its_cache_and_little_more() {
     }
     let shape = Shape::from_name("llama-1b").unwrap().with_layers(1);
     for (name, n_ctx) in [("Q4_K_M", 1024), ("F16", 2048)] {
-        let model = Model::from_gguf(synthetic(&shape, FileType::from_name(name).unwrap()).unwrap());
+        let model =
+            Model::from_gguf(synthetic(&shape, FileType::from_name(name).unwrap()).unwrap());
         let model = model.unwrap();
         let options = SessionOptions {
             n_ctx: Some(n_ctx),

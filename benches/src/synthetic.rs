@@ -111,29 +111,62 @@ impl Shape {
                 .map(|(new, _)| new)
                 .collect();
         }
+        // Values for a token that each layer has are a tensor of the model.
+        let n_values = self.count("embedding_length_per_layer_input");
+        let of_model = self
+            .tensors
+            .iter_mut()
+            .filter(|t| t.name.starts_with("per_layer_"));
+        for n in of_model.flat_map(|tensor| &mut tensor.dims) {
+            if *n == (n_values * all) as u64 {
+                *n = (n_values * n_layer) as u64;
+            }
+        }
         self.set_count("block_count", n_layer);
         self.set_count("attention.shared_kv_layers", n_shared);
         self
     }
 
-    /// Some layers with few experts and tokens: opened in no time.
+    /// Some narrow layers with few experts and tokens: opened in no time.
     #[must_use]
     pub fn reduced(self) -> Shape {
         const N_EXPERT: usize = 16;
         const N_VOCAB: usize = 64;
+        const N_FF: usize = 256;
+        const WIDTHS: [&str; 3] = [
+            "feed_forward_length",
+            "expert_feed_forward_length",
+            "expert_shared_feed_forward_length",
+        ];
+        const OF_EXPERTS: [&str; 3] = ["_exps.", ".ffn_gate_inp.", ".exp_probs_b."];
         // Of layers that share keys and values there are two kinds.
         let shares = self.count("attention.shared_kv_layers") > 0;
         let n_layer = self.count("block_count").min(if shares { 12 } else { 4 });
         let (n_expert, n_vocab) = (self.count("expert_count"), self.n_vocab());
         let mut shape = self.with_layers(n_layer);
-        for tensor in &mut shape.tensors {
-            let n = tensor.dims.last_mut().expect("a tensor has dimensions");
-            if *n == n_vocab as u64 {
-                *n = N_VOCAB as u64;
-            } else if *n == n_expert as u64 && tensor.name.contains(".ffn_")
-                || tensor.name.contains(".exp_probs")
-            {
-                *n = (*n).min(N_EXPERT as u64);
+        let n_embd = shape.count("embedding_length");
+        let wide = |n: &usize| *n > N_FF && *n != n_embd;
+        let widths = WIDTHS.map(|key| Some(shape.count(key)).filter(wide));
+        for (key, _) in WIDTHS.iter().zip(widths).filter(|(_, n)| n.is_some()) {
+            shape.set_count(key, N_FF);
+        }
+        for Tensor { name, dims, .. } in &mut shape.tensors {
+            let is_of_experts = OF_EXPERTS.iter().any(|part| name.contains(part));
+            let (is_ffn, n_dims) = (name.contains(".ffn_"), dims.len());
+            for (i, n) in dims.iter_mut().enumerate() {
+                let now = *n as usize;
+                // Gate and up of a layer may be one matrix.
+                let times = |width: usize| [1, 2].into_iter().find(|times| now == times * width);
+                if is_of_experts && i + 1 == n_dims {
+                    *n = now.min(N_EXPERT) as u64;
+                } else if now == n_vocab {
+                    *n = N_VOCAB as u64;
+                } else if let Some(times) = widths.into_iter().flatten().find_map(times)
+                    && is_ffn
+                    && now != n_embd
+                {
+                    *n = (times * N_FF) as u64;
+                }
             }
         }
         shape.set_count("vocab_size", N_VOCAB);
@@ -313,7 +346,8 @@ fn add(
         EMBEDDING | "per_layer_token_embd.weight" => EMBEDDINGS,
         name if name.ends_with("ffn_gate_inp.weight") => n_rows,
         _ => ROWS,
-    };
+    }
+    .min(n_rows);
     let rows = match constant {
         _ if dtype == DType::I32 => experts(n_in, n_own, sizes.n_expert),
         // Tokens of a drafter are the model's.

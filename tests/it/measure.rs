@@ -30,13 +30,25 @@ fn absurd_sizes_of_measurements_are_refused() {
     assert!(outcome.median().is_nan());
 }
 
-/// A layer of each kind of every made-up shape: all can be opened, and every tensor is read.
+/// Some layers of every made-up shape: all can be opened, and every tensor is read; but encoders of
+/// images and drafters are no models.
 #[test]
 fn synthetic_shapes_are_models() {
+    const PARTS: [&str; 5] = [
+        "siglip-400m",
+        "qwen3-vl-vision",
+        "llama-1b-eagle3",
+        "llama-1b-dflash",
+        "gemma4-e4b-assistant",
+    ];
     for shape in Shape::all() {
-        let model =
-            Model::from_gguf(synthetic(&shape.clone().reduced(), FileType::Q4_K_M).unwrap())
-                .unwrap();
+        let file = synthetic(&shape.clone().reduced(), FileType::Q4_K_M).unwrap();
+        let model = Model::from_gguf(file);
+        if PARTS.contains(&&*shape.name) {
+            assert!(model.is_err(), "{}", shape.name);
+            continue;
+        }
+        let model = model.unwrap_or_else(|e| panic!("{}: {e}", shape.name));
         assert!(
             model.unknown().is_empty(),
             "{}: {:?}",
