@@ -98,3 +98,30 @@ fn files_of_images() {
     }
     let _ = std::fs::remove_dir_all(&out);
 }
+
+/// `bench images` encodes another image each time, and its parts are the time to the first token.
+#[test]
+fn images_are_measured() {
+    let Some(root) = std::env::var_os("RUVLLM_CONFORMANCE") else {
+        return;
+    };
+    let dir = Path::new(&root).join("vision/gemma3");
+    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let (model, projector) = (path("model-f16.gguf"), path("mmproj-f16.gguf"));
+    let output = run(&[
+        "bench", "images", "-m", &model, "--mmproj", &projector, "--size", "100", "-r", "2", "-o",
+        "json",
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &rows[0];
+    assert_eq!((&row["n_tokens"], &row["width"]), (&16.into(), &100.into()));
+    let ms = |key: &str| row[key].as_f64().unwrap();
+    let parts = ms("pixels_ms") + ms("encoder_ms") + ms("prompt_ms");
+    assert!((parts - ms("first_token_ms")).abs() < 1e-6 * parts);
+    // An image that was encoded before would take no time.
+    assert!(ms("encoder_ms") > 0.0);
+    for part in ["pixels", "encoder", "prompt"] {
+        assert_eq!(row["samples_s"][part].as_array().unwrap().len(), 2);
+    }
+}
