@@ -140,8 +140,6 @@ SHAPES = [
 ]
 N_VOCAB = 65536
 
-
-
 # Encoders of images, by the names of tensors: `n` wide, `f` in the feed-forward part, `p` a patch, `o` the text model's width,
 # `m` joined patches.
 VISION = {
@@ -183,7 +181,7 @@ def tiny(path):
     return arch, keys, tensors
 
 
-def dims(formula, name, keys, layer, extra):
+def dims(formula, keys, layer, extra):
     """The formula's value for a layer."""
     own = {}
     for short, key in SIZES.items():
@@ -214,7 +212,6 @@ def projector(name, path, sizes, other, deep):
     own["tokens"] = (keys["clip.vision.image_size"] // own["p"]) ** 2
     made = {}
     for t in reader.tensors:
-        layer = re.match(r"v\.blk\.(\d+)\.|v\.deepstack\.(\d+)\.", t.name)
         known = re.sub(r"^v\.deepstack\.\d+\.", "deep.", re.sub(r"^v\.blk\.\d+\.", "v.blk.*.", t.name))
         of = lambda at: [int(eval(part, {}, at)) for part in VISION[known].split()]
         assert of(own) == [int(n) for n in t.shape], f"{t.name}: {t.shape}"
@@ -245,7 +242,7 @@ def main():
         table = {**DIMS, **formulas}
         for tensor, layer, found, _ in tensors:
             try:
-                expected = dims(table[tensor], tensor, keys, layer, extra)
+                expected = dims(table[tensor], keys, layer, extra)
             except NameError as e:
                 raise SystemExit(f"{of} {tensor}: {e}")
             assert expected == found, f"{of} {tensor} of layer {layer}: {found}, by the formula {expected}"
@@ -268,7 +265,7 @@ def main():
         for i, source in [(None, None), *enumerate(layers)]:
             for tensor, layer, _, kind in tensors:
                 if layer == source:
-                    size = tuple(dims(table[tensor], tensor, keys, i, extra))
+                    size = tuple(dims(table[tensor], keys, i, extra))
                     full = tensor if i is None else f"blk.*.{tensor}"
                     shape.setdefault((full, size, kind), []).append(i or 0)
         made = [[n, list(size), at] + ([kind] if kind not in ("F16", "F32") or kind == "F32" and len(size) > 1 else []) for (n, size, kind), at in shape.items()]

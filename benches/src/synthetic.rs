@@ -45,6 +45,12 @@ impl Shape {
         Shape::all().iter().find(|s| s.name == name).cloned()
     }
 
+    /// Names of all shapes, for messages.
+    pub fn names() -> String {
+        let names: Vec<&str> = Shape::all().iter().map(|shape| &*shape.name).collect();
+        names.join(", ")
+    }
+
     fn of_line(line: &Json) -> Option<Shape> {
         let metadata = line["metadata"].as_object()?.iter();
         let tensors = line["tensors"].as_array()?.iter();

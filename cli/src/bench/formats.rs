@@ -73,14 +73,8 @@ pub(crate) struct Args {
 }
 
 fn shape(name: &str) -> Result<Shape, String> {
-    let known = || {
-        Shape::all()
-            .iter()
-            .map(|shape| &*shape.name)
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    Shape::from_name(name).ok_or_else(|| format!("there is no such shape; there are {}", known()))
+    Shape::from_name(name)
+        .ok_or_else(|| format!("there is no such shape; there are {}", Shape::names()))
 }
 
 /// Steps of a type that progress counts: perplexity, prompt, tokens.

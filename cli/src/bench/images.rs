@@ -126,6 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Noise.
 fn made_up(size: u32) -> Result<Image, Failure> {
+    Image::check_size(size, size)?;
     let mut state = size;
     let noise = std::iter::repeat_with(|| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -135,18 +135,13 @@ pub(super) fn shape(name: &str) -> Result<(Shape, FileType), Failure> {
         Failure::Usage(format!("--synthetic {name}: {what}, known are {known}"))
     };
     let (shape, file_type) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
-    let shapes = Shape::all()
-        .iter()
-        .map(|s| &*s.name)
-        .collect::<Vec<_>>()
-        .join(", ");
     let types = FileType::ALL
         .iter()
         .map(ToString::to_string)
         .collect::<Vec<_>>()
         .join(", ");
     Ok((
-        Shape::from_name(shape).ok_or_else(|| unknown("no such shape", shapes))?,
+        Shape::from_name(shape).ok_or_else(|| unknown("no such shape", Shape::names()))?,
         FileType::from_name(file_type).ok_or_else(|| unknown("no such type", types))?,
     ))
 }

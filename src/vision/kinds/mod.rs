@@ -14,7 +14,6 @@ mod qwen;
 
 pub(super) use llava::{n_unpadded, unpadded};
 
-use crate::arch::MAX_HEAD_DIM;
 use crate::gguf::TensorInfo;
 use crate::layers::hparams::Hparams;
 use crate::layers::spans::Sight;
@@ -157,11 +156,8 @@ impl Sizes {
             let expected = format!("1 to {} patches of {}", MAX_PATCHES.isqrt(), sizes.patch);
             return Err(out_of_range("image_size", sizes.image, &expected));
         }
-        if !sizes.width.is_multiple_of(2 * sizes.n_head) || sizes.head_dim() > MAX_HEAD_DIM {
-            let expected = format!(
-                "a divisor of half of {}, heads at most {MAX_HEAD_DIM} wide",
-                sizes.width
-            );
+        if !sizes.width.is_multiple_of(2 * sizes.n_head) {
+            let expected = format!("a divisor of half of {}", sizes.width);
             return Err(out_of_range(
                 "attention.head_count",
                 sizes.n_head,
