@@ -41,11 +41,13 @@ impl BlockQ16 {
     };
 
     /// Blocks per row of `n` values.
+    #[inline]
     pub const fn per_row(n: usize) -> usize {
         n.div_ceil(Self::VALUES)
     }
 
     /// Integer `i` of 256.
+    #[inline]
     pub fn integer(&self, i: usize) -> i16 {
         #[cfg(not(target_arch = "aarch64"))]
         let q = {
@@ -58,6 +60,7 @@ impl BlockQ16 {
     }
 
     /// Sets integer `i` of 256; `|q| ≤ MAX`.
+    #[inline]
     pub(super) fn set_integer(&mut self, i: usize, q: i16) {
         #[cfg(not(target_arch = "aarch64"))]
         {
@@ -72,6 +75,7 @@ impl BlockQ16 {
     }
 
     /// Place of value `i` of 256 in [`BlockQ16::q`].
+    #[inline]
     #[cfg(not(target_arch = "aarch64"))]
     pub const fn position(i: usize) -> (usize, usize) {
         let (b, j) = (i / 32, i % 32);
@@ -80,12 +84,14 @@ impl BlockQ16 {
 
     /// `(d, 1/d)` for 32 values, from the largest bits of their magnitudes: compared as integers,
     /// because NaN is the largest then, and has to reach `d` and the result.
+    #[inline]
     pub(super) fn scale(max_bits: u32) -> (f32, f32) {
         scale(max_bits, Self::MAX)
     }
 }
 
 /// See [`BlockQ16::scale`]; `largest` is the largest integer.
+#[inline]
 fn scale(max_bits: u32, largest: i16) -> (f32, f32) {
     let max = f32::from_bits(max_bits);
     let d = max / f32::from(largest);
@@ -127,22 +133,26 @@ impl BlockP16 {
     pub const MAX: i16 = 127 * 256 + 127;
 
     /// Blocks per row of `n` values.
+    #[inline]
     pub const fn per_row(n: usize) -> usize {
         n.div_ceil(Self::VALUES)
     }
 
     /// Index of the register that holds value `i` of 256.
+    #[inline]
     pub const fn register(i: usize) -> usize {
         (i / 4 % 4) ^ (i / 32 % 2)
     }
 
     /// Integer `i` of 256.
+    #[inline]
     pub fn integer(&self, i: usize) -> i16 {
         let (r, lane, t) = (Self::register(i), i / 16, i % 4);
         i16::from(self.high[r][lane][t]) * 256 + i16::from(self.low[r][lane][t])
     }
 
     /// Sets integer `i` of 256; `|q| ≤ MAX`.
+    #[inline]
     pub(super) fn set_integer(&mut self, i: usize, q: i16) {
         let (r, lane, t) = (Self::register(i), i / 16, i % 4);
         self.low[r][lane][t] = q as i8;
@@ -150,6 +160,7 @@ impl BlockP16 {
     }
 
     /// As [`BlockQ16::scale`].
+    #[inline]
     pub(super) fn scale(max_bits: u32) -> (f32, f32) {
         scale(max_bits, Self::MAX)
     }
@@ -158,6 +169,7 @@ impl BlockP16 {
 /// `(d, 1/d)` for values that are rounded to 8-bit integers, `x ≈ d·q` with `|q| ≤ 127`, from the
 /// largest bits of their magnitudes. A value that is not finite makes `d` NaN, and with it the
 /// result; magnitudes below 2⁻¹⁰⁰ count as 0.
+#[inline]
 #[cfg(target_arch = "x86_64")]
 pub(super) fn byte_scale(max_bits: u32) -> (f32, f32) {
     let max = f32::from_bits(max_bits);

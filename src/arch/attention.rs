@@ -67,6 +67,7 @@ pub struct KvSpan<'a, T> {
 ))]
 impl<T> KvSpan<'_, T> {
     /// Position after the last key.
+    #[inline]
     fn end(&self) -> usize {
         self.first + self.blocks.len() * KV_BLOCK
     }
@@ -129,6 +130,7 @@ impl<'a> AttnPartial<'a> {
         target_arch = "aarch64",
         target_feature = "simd128"
     ))]
+    #[inline]
     pub(super) fn rows(&mut self, first: usize, n: usize, head_dim_v: usize) -> AttnPartial<'_> {
         let end = self.sum.len().min(first + n);
         AttnPartial {

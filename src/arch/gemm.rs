@@ -159,6 +159,7 @@ pub(super) fn packed_len<P: Panels>(m: usize, k: usize) -> usize {
 }
 
 /// Bytes of `m` packed rows of `words` 32-bit words each, `m` rounded up to a multiple of `lanes`.
+#[inline]
 pub(super) fn packed_bytes(m: usize, lanes: usize, words: usize) -> usize {
     let rows = m.checked_next_multiple_of(lanes);
     let bytes = rows
@@ -180,6 +181,7 @@ pub(super) unsafe fn pack<P: Panels>(x: &[f32], _m: usize, k: usize, packed: &mu
 pub(super) struct Aligned<T>(pub(super) T);
 
 /// Index of word `word` of row `r` in a panel: row-major, `INTERLEAVED` rows at a time.
+#[inline]
 pub(super) fn place<P: Panels>(panel_stride: usize, r: usize, word: usize) -> usize {
     let i = P::INTERLEAVED;
     r / i * i * panel_stride + word * i + r % i
@@ -405,6 +407,7 @@ unsafe fn small_batch<P: UnpackRows>(
 }
 
 /// Prefetches `bytes` into the L2 cache.
+#[inline]
 pub(super) fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(64) {
         prefetch_line(line.as_ptr());

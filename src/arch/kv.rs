@@ -11,6 +11,7 @@
 //! their width is no multiple of 32.
 
 use super::attention::{KV_BLOCK, KvSpan};
+use crate::arch::arrays;
 use half::f16;
 
 /// Values per scale.
@@ -82,12 +83,14 @@ impl KvType {
     }
 
     /// Whether values have a scale per 32.
+    #[inline]
     pub fn is_quantized(self) -> bool {
         self.bits() <= 8
     }
 
     /// Bytes per row of `dim` values in each plane of a block; 0 for planes that the precision
     /// lacks.
+    #[inline]
     pub(crate) fn row_bytes(self, dim: usize) -> [usize; 3] {
         if self.is_quantized() {
             let groups = dim.div_ceil(GROUP);
@@ -106,6 +109,7 @@ impl KvType {
     }
 
     /// Bytes of a group's lower bits.
+    #[inline]
     fn lower(self) -> usize {
         GROUP * self.bits().saturating_sub(4) / 8
     }
@@ -145,6 +149,7 @@ pub struct KvStored<'a> {
 }
 
 /// Side of the largest Hadamard matrix that divides a head of `dim` values.
+#[inline]
 fn hadamard_block(dim: usize) -> usize {
     dim & dim.wrapping_neg()
 }
@@ -250,7 +255,7 @@ pub(super) fn hadamard(row: &mut [f32]) {
         let mut half = 1;
         if n >= 16 {
             for x in row.chunks_exact_mut(16) {
-                let mut y: [f32; 16] = std::array::from_fn(|i| x[i]);
+                let mut y: [f32; 16] = arrays::from_fn(|i| x[i]);
                 y = butterflies::<1>(y);
                 y = butterflies::<2>(y);
                 y = butterflies::<4>(y);
@@ -375,7 +380,7 @@ pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
             rows.iter_mut().zip(from).for_each(|(x, y)| *x = widen(*y));
         }
         KvType::Q8 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 16], half| {
-            std::array::from_fn(|j| {
+            arrays::from_fn(|j| {
                 let (u, l) = (upper[j], lower[j]);
                 if half == 0 {
                     u << 4 | l & 15
@@ -385,19 +390,19 @@ pub(super) fn load(kind: KvType, block: &[u8], dim: usize, rows: &mut [f32]) {
             })
         }),
         KvType::Q6 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 8], half| {
-            std::array::from_fn(|j| {
+            arrays::from_fn(|j| {
                 let l = lower[j % 8] >> (4 * half + 2 * (j / 8)) & 3;
                 (upper[j] >> (4 * half) & 15) << 2 | l
             })
         }),
         KvType::Q5 => dequantize(kind, block, dim, rows, |upper, lower: &[u8; 4], half| {
-            std::array::from_fn(|j| {
+            arrays::from_fn(|j| {
                 let l = lower[j % 4] >> (4 * half + j / 4) & 1;
                 (upper[j] >> (4 * half) & 15) << 1 | l
             })
         }),
         KvType::Q4 => dequantize(kind, block, dim, rows, |upper, _: &[u8; 0], half| {
-            std::array::from_fn(|j| upper[j] >> (4 * half) & 15)
+            arrays::from_fn(|j| upper[j] >> (4 * half) & 15)
         }),
     }
 }

@@ -83,6 +83,7 @@ pub const ARITHMETIC_VERSION: u32 = 12;
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod acts;
+mod arrays;
 mod attention;
 mod declared;
 #[cfg(any(

@@ -16,6 +16,7 @@ pub struct CacheLine([u8; 64]);
 ))]
 impl CacheLine {
     /// Cache lines that hold `n` 32-bit values.
+    #[inline]
     pub(super) const fn holding(n: usize) -> usize {
         n.div_ceil(16)
     }
@@ -121,6 +122,7 @@ impl<'a> ColumnsMut<'a> {
     ///
     /// # Panics
     /// If they are not inside this view.
+    #[inline]
     pub fn columns_mut(&mut self, columns: std::ops::Range<usize>) -> ColumnsMut<'_> {
         // SAFETY: this view is borrowed as long as the new one lives, so there is no other of its
         // columns.
@@ -128,21 +130,25 @@ impl<'a> ColumnsMut<'a> {
     }
 
     /// Number of rows.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Number of columns.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Distance between rows, in values.
+    #[inline]
     pub fn stride(&self) -> usize {
         self.stride
     }
 
     /// Pointer to the first value of the first row; row `i` begins `i·stride` later.
+    #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut f32 {
         self.ptr
     }
@@ -158,6 +164,7 @@ impl<'a> ColumnsMut<'a> {
     ///
     /// # Panics
     /// If there is no such row.
+    #[inline]
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
         // SAFETY: row `i` lies inside the matrix, and only this view may access these columns of

@@ -15,6 +15,7 @@
 
 use super::kv_blocks::{BLOCK, Blocks, RowPtr, visible, wanted};
 use super::lanes::{Lanes, Widen, exp, tanh};
+use crate::arch::arrays;
 use crate::arch::attention::{AttnParams, AttnPartial, MAX_HEAD_DIM};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -143,7 +144,7 @@ fn merge<V: Lanes>(
                 (to.max[i], to.sum[i]) = (max[i], sum[i]);
                 continue;
             }
-            let [before, now] = factors.map(|factors| factors[i - first]);
+            let [before, now] = arrays::map(factors, |factors| factors[i - first]);
             let (shrink, add) = (z.splat(before), z.splat(now));
             for (total, out) in total.chunks_mut(V::N).zip(out.chunks(V::N)) {
                 z.load(out)
@@ -210,6 +211,7 @@ impl<'a> SoftmaxRows<'a> {
 
     /// Mask of the rows that see all of `block` and have their own position, the last one they see,
     /// after it.
+    #[inline]
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn behind(&self, block: &Range<usize>) -> u32 {
         let behind = |r: &(u32, u32)| r.0 as usize <= block.start && block.end < r.1 as usize;
@@ -220,6 +222,7 @@ impl<'a> SoftmaxRows<'a> {
     }
 
     /// The rows, one bit each, that see any of `block`.
+    #[inline]
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn sees(&self, block: &Range<usize>) -> u32 {
         self.ranges.iter().enumerate().fold(0, |rows, (i, &r)| {
@@ -238,12 +241,14 @@ impl<'a> SoftmaxRows<'a> {
     }
 
     /// Outputs, not yet divided by the sums of weights.
+    #[inline]
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn out_mut(&mut self) -> *mut f32 {
         self.out.as_mut_ptr()
     }
 
     /// Running maxima of the rows' scores, and sums of their weights relative to those.
+    #[inline]
     #[cfg(target_arch = "x86_64")]
     pub(in crate::arch) fn softmax_mut(&mut self) -> (&mut [f32; ROWS], &mut [f32; ROWS]) {
         (&mut self.max, &mut self.sum)

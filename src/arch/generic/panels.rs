@@ -145,6 +145,7 @@ macro_rules! f32_panels {
             const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack;
             const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
+            #[inline]
             fn words(k: usize) -> usize {
                 k
             }

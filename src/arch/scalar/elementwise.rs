@@ -26,16 +26,12 @@ const LANES: usize = 16;
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; LANES];
-    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let tail: f32 = a_chunks
-        .remainder()
-        .iter()
-        .zip(b_chunks.remainder())
-        .map(|(a, b)| a * b)
-        .sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
+    let (a_chunks, a_tail) = a.as_chunks::<LANES>();
+    let (b_chunks, b_tail) = b.as_chunks::<LANES>();
+    let tail: f32 = a_tail.iter().zip(b_tail).map(|(a, b)| a * b).sum();
+    for i in 0..a_chunks.len() {
         for l in 0..LANES {
-            sums[l] += a[l] * b[l];
+            sums[l] += a_chunks[i][l] * b_chunks[i][l];
         }
     }
     sums.iter().sum::<f32>() + tail

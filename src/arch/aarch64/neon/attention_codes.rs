@@ -9,6 +9,7 @@
 
 use super::attention;
 use super::elementwise::zero;
+use crate::arch::arrays;
 use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention_codes::{
     MAX_GROUPS, Query, Room, Steps, Weights, attention_codes, fits,
@@ -151,8 +152,7 @@ unsafe fn codes<const LOWER: usize>(upper: *const u8, lower: *const u8) -> [uint
     [0, 1].map(|half| {
         // How far the bits of each value are to be moved to the right; the lower bits of 16 values
         // take `2·LOWER` bytes.
-        let places: [i8; 16] =
-            std::array::from_fn(|i| -((i / (4 * LOWER) * LOWER + 4 * half) as i8));
+        let places: [i8; 16] = arrays::from_fn(|i| -((i / (4 * LOWER) * LOWER + 4 * half) as i8));
         // SAFETY: 16 bytes.
         let places = unsafe { vld1q_s8(places.as_ptr()) };
         let lower = vandq_u8(vshlq_u8(lower, places), bits);

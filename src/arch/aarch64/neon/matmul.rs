@@ -34,6 +34,7 @@
 use super::elementwise::{F32x4, zero};
 use super::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::acts::{ActForm, Acts, BlockQ16};
+use crate::arch::arrays;
 use crate::arch::generic::matvec::{OneRow, plain_products};
 use crate::arch::scalar;
 use crate::arch::table::{Matvec, MatvecFn};
@@ -240,20 +241,15 @@ unsafe fn tile<D: Dot, B: UnpackBlocks<N>, const N: usize, const R: usize, const
         let (whole, rest) = (blocks / N, blocks % N);
         for g in 0..whole {
             // The blocks of group `g` of each row.
-            let rows =
-                std::array::from_fn(|r| &*w.as_ptr().add(r * blocks + g * N).cast::<[B; N]>());
-            accumulate::<D, B, N, R, M>(
-                &mut totals,
-                rows,
-                std::array::from_fn(|i| &x[i * groups + g]),
-            );
+            let rows = arrays::from_fn(|r| &*w.as_ptr().add(r * blocks + g * N).cast::<[B; N]>());
+            accumulate::<D, B, N, R, M>(&mut totals, rows, arrays::from_fn(|i| &x[i * groups + g]));
         }
         if rest > 0 {
             let mut rows = [[B::zeroed(); N]; R];
             for r in 0..R {
                 rows[r][..rest].copy_from_slice(&w[r * blocks + whole * N..][..rest]);
             }
-            let x = std::array::from_fn(|i| &x[i * groups + whole]);
+            let x = arrays::from_fn(|i| &x[i * groups + whole]);
             accumulate::<D, B, N, R, M>(&mut totals, rows.each_ref(), x);
         }
         for j in 0..M {

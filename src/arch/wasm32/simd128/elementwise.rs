@@ -11,15 +11,6 @@ use std::ops::{Add, Div, Mul, Sub};
 #[derive(Clone, Copy)]
 pub(super) struct F32x4(pub(super) v128);
 
-/// `f` of each vector. `array::map` stays a call for each element on this target.
-#[inline(always)]
-pub(super) fn each<const N: usize>(mut x: [v128; N], f: impl Fn(v128) -> v128) -> [v128; N] {
-    for i in 0..N {
-        x[i] = f(x[i]);
-    }
-    x
-}
-
 /// Zero, the first vector of a kernel.
 #[inline(always)]
 pub(super) fn zero() -> F32x4 {

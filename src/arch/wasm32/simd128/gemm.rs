@@ -7,10 +7,11 @@
 //! multiply and add. F32, F16 and BF16 weights are multiplied as for decode rows
 //! (`generic/matvec.rs`).
 
-use super::elementwise::{F32x4, array, each, zero};
+use super::elementwise::{F32x4, array, zero};
 use super::matmul::{integers, lane_sum, largest_bits, plain_gemm, sixteen};
 use super::unpack::{Factors, UnpackBlocks, knows, widened_signed, with_weights};
 use crate::arch::acts::BlockQ16;
+use crate::arch::arrays;
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, TILE, UnpackRows, table};
 use crate::arch::generic::lanes::Lanes;
 use crate::arch::generic::packing::{MAX_LANES, Transpose};
@@ -180,6 +181,7 @@ impl<const SPAN: usize> Panels for IntPanels<SPAN> {
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
+    #[inline]
     fn words(k: usize) -> usize {
         k / 32 * RECORD
     }
@@ -268,7 +270,7 @@ fn round(x: &[f32; 32]) -> [u32; RECORD] {
     let (mut record, mut sums) = ([0; RECORD], [0; 2]);
     let (words, _) = record.as_chunks_mut::<4>();
     for h in 0..2 {
-        let q = each(x[h], |x| integers(f32x4_mul(x, f32x4_splat(inverse))));
+        let q = arrays::map(x[h], |x| integers(f32x4_mul(x, f32x4_splat(inverse))));
         store(&mut words[2 * h], i16x8_narrow_i32x4(q[0], q[1]));
         store(&mut words[2 * h + 1], i16x8_narrow_i32x4(q[2], q[3]));
         sums[h] = lane_sum(i32x4_add(i32x4_add(q[0], q[1]), i32x4_add(q[2], q[3])));

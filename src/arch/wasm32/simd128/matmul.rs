@@ -2,9 +2,10 @@
 //! and with odd numbers: 16-bit shifts make them from bytes, and [`BlockQ16`] holds activations in
 //! that order. Several rows share the unpacking.
 
-use super::elementwise::{F32x4, array, each, evens, nearest_integers, odds, pair_sums, sum, zero};
+use super::elementwise::{F32x4, array, evens, nearest_integers, odds, pair_sums, sum, zero};
 use super::unpack::{Factors, UnpackBlocks, with_weights};
 use crate::arch::acts::{ActForm, Acts, BlockQ16};
+use crate::arch::arrays;
 use crate::arch::generic::matvec::{OneRow, plain_products};
 use crate::arch::scalar;
 use crate::arch::table::{Matvec, MatvecFn};
@@ -102,7 +103,7 @@ fn tile<B: UnpackBlocks<N>, const N: usize, const R: usize, const M: usize>(
         for r in 0..R {
             rows[r][..rest].copy_from_slice(&w[r * blocks + whole * N..][..rest]);
         }
-        let x = std::array::from_fn(|i| &x[i * groups + whole]);
+        let x = arrays::from_fn(|i| &x[i * groups + whole]);
         accumulate(&mut totals, rows.each_ref(), x);
     }
     for j in 0..M {
@@ -287,7 +288,7 @@ fn quantize_256(x: &[f32; 256], block: &mut BlockQ16) {
         let (d, inverse) = BlockQ16::scale(largest_bits(&x));
         for (h, x) in x.iter().enumerate() {
             // NaN becomes 0.
-            let q = each(*x, |x| integers(f32x4_mul(x, f32x4_splat(inverse))));
+            let q = arrays::map(*x, |x| integers(f32x4_mul(x, f32x4_splat(inverse))));
             let (row, column) = (b % 2 * 4 + 2 * h, b / 2 * 8);
             let low = i16x8_narrow_i32x4(evens(q[0], q[1]), evens(q[2], q[3]));
             let high = i16x8_narrow_i32x4(odds(q[0], q[1]), odds(q[2], q[3]));

@@ -2,7 +2,8 @@
 //! bits that their products with the bytes are exact: with one sum they are the values of
 //! `dequantize`.
 
-use super::elementwise::{array, each, widen_f16};
+use super::elementwise::{array, widen_f16};
+use crate::arch::arrays;
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::wasm32::*;
@@ -281,7 +282,7 @@ weights!(
     1,
     { OFFSETS = false },
     |[block]| without_offsets([f32x4_splat(halves(block.d, block.d)[0]); 4]),
-    |[block], b| each(two_bits(&block.qs, b), less_one)
+    |[block], b| arrays::map(two_bits(&block.qs, b), less_one)
 );
 weights!(
     BlockQ1_0,

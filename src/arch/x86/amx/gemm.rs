@@ -143,6 +143,7 @@ const fn products_of<W: UnpackTile>() -> u64 {
 }
 
 /// Words that `k` values of an activation row take.
+#[inline]
 const fn words<const PARTS: usize>(k: usize) -> usize {
     k.div_ceil(GROUP) * PARTS * LANES
 }
@@ -301,11 +302,13 @@ impl PanelWeights<'_> {
 }
 
 /// Values of a panel row: the activations of 512 rows stay in L2.
+#[inline]
 const fn depth<W: UnpackTile>() -> usize {
     if W::X_PARTS == 1 { 2 * DEPTH } else { DEPTH }
 }
 
 /// Pieces of a panel row.
+#[inline]
 const fn pieces<W: UnpackTile>() -> usize {
     depth::<W>() / W::VALUES
 }

@@ -5,6 +5,7 @@
 //! tables of 16, and a byte of its indices is made of a nibble by a rotation and a mask; the two
 //! bytes of a number have indices that differ in the lowest bit. Other formats go through `f32`.
 
+use crate::arch::arrays;
 use crate::arch::x86::avx2::unpack::{
     Factors, Groups, f16_value, load128, load256, scales_mins_bytes,
 };
@@ -96,7 +97,7 @@ macro_rules! unshifted {
 unshifted! {
     BlockQ8_0: 2, |blocks| floats(f16_values(blocks, |b| b.d));
     BlockIq4Nl: 2, |blocks| floats(f16_values(blocks, |b| b.d));
-    BlockMxfp4: 2, |blocks| std::array::from_fn(|i| blocks[i % 8].half_scale());
+    BlockMxfp4: 2, |blocks| arrays::from_fn(|i| blocks[i % 8].half_scale());
 }
 
 /// Blocks of several groups with one scale.
@@ -464,8 +465,8 @@ impl UnpackTile for Bf16 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn unpack(_dtype: DType, bytes: &[u8], out: &mut PanelRow) {
-        for (x, out) in bytes.as_chunks::<64>().0.iter().zip(out) {
-            store(out, load_bytes(x));
+        for (i, x) in bytes.as_chunks::<64>().0.iter().enumerate() {
+            store(&mut out[i], load_bytes(x));
         }
     }
 }
@@ -506,9 +507,9 @@ pub(super) fn split<const PARTS: usize>(mut rest: [__m512; 2]) -> [__m512i; PART
             _mm512_castsi512_si256(*part),
             _mm512_extracti64x4_epi64::<1>(*part),
         ];
-        for (rest, part) in rest.iter_mut().zip(widened) {
-            let part = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(part)));
-            *rest = _mm512_sub_ps(*rest, part);
+        for i in 0..2 {
+            let part = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(widened[i]));
+            rest[i] = _mm512_sub_ps(rest[i], _mm512_castsi512_ps(part));
         }
     }
     parts

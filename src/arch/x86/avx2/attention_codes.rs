@@ -14,6 +14,7 @@
 use super::attention;
 use super::dot::Dot;
 use super::elementwise::zero;
+use crate::arch::arrays;
 use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};
 use crate::arch::generic::kv_blocks::{Ahead, BLOCK};
@@ -59,7 +60,9 @@ unsafe fn round(x: &[f32], words: &mut [i16]) -> i32 {
     for (x, words) in x.chunks_exact(16).zip(words.chunks_exact_mut(16)) {
         // SAFETY: 16 numbers, and room for as many words.
         unsafe {
-            let [a, b] = [0, 8].map(|i| _mm256_cvtps_epi32(_mm256_loadu_ps(x[i..].as_ptr())));
+            let [a, b] = arrays::map([0, 8], |i| {
+                _mm256_cvtps_epi32(_mm256_loadu_ps(x[i..].as_ptr()))
+            });
             // Alternating quarters of both.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(packed, _mm256_set1_epi16(1)));
@@ -140,10 +143,12 @@ unsafe fn unpack_codes<const LOWER: usize>(
             for (i, words) in words.iter_mut().enumerate() {
                 // SAFETY: a group of two rows of the planes.
                 *words = unsafe {
-                    let upper =
-                        [0, 4].map(|j| _mm_loadu_si128(upper_at.add((i + j) * upper.row).cast()));
-                    let lower = [0, 4]
-                        .map(|j| lower_bits::<LOWER>(lower_at.wrapping_add((i + j) * lower.row)));
+                    let upper = arrays::map([0, 4], |j| {
+                        _mm_loadu_si128(upper_at.add((i + j) * upper.row).cast())
+                    });
+                    let lower = arrays::map([0, 4], |j| {
+                        lower_bits::<LOWER>(lower_at.wrapping_add((i + j) * lower.row))
+                    });
                     words_of(codes::<LOWER>(both(upper), both(lower)))
                 };
             }
@@ -315,7 +320,8 @@ unsafe fn add_scores<D: Dot>(room: *mut Room, r: usize, n_groups: usize, ahead: 
         for g in 0..n_groups {
             // SAFETY: eight words each.
             let words = |w: usize| unsafe { _mm_loadu_si128(q.words[g][8 * w..].as_ptr().cast()) };
-            let [q0, q1, q2, q3] = [0, 1, 2, 3].map(|w| _mm256_broadcastsi128_si256(words(w)));
+            let [q0, q1, q2, q3] =
+                arrays::map([0, 1, 2, 3], |w| _mm256_broadcastsi128_si256(words(w)));
             let mut sums = [_mm256_setzero_si256(); 4];
             for (i, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: codes of the block.

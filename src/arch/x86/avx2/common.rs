@@ -36,6 +36,7 @@ pub(in crate::arch::x86) fn store_i16(to: &mut [i16; 8], x: __m128i) {
     unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), x) }
 }
 
+#[inline]
 pub(in crate::arch::x86) fn halves_of(x: &[f32; 16]) -> &[[f32; 8]; 2] {
     bytemuck::cast_ref(x)
 }

@@ -11,6 +11,7 @@ use super::elementwise::{F32x8, zero};
 use super::matmul::plain_gemm;
 use super::unpack::{Factors, Groups, knows, store256, wanted_groups, with_groups};
 use crate::arch::acts::byte_scale;
+use crate::arch::arrays;
 use crate::arch::gemm::{
     BLOCK, Panels, RegisterTile, SmallBatch, TILE, UnpackRows, prefetch_line, table,
 };
@@ -154,11 +155,11 @@ fn blocks<B: Groups>(bytes: &[u8], wanted: Range<usize>, out: &mut [f32]) {
                 _mm_srli_si128::<8>(high),
             ];
             let out = out[i * B::GROUPS + g - wanted.start / 32].as_chunks_mut().0;
-            for (e, (q, out)) in eights.into_iter().zip(out).enumerate() {
+            for e in 0..4 {
                 let factor = 2 * g + e / 2;
-                let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
+                let q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eights[e]));
                 store(
-                    out,
+                    &mut out[e],
                     _mm256_fmadd_ps(
                         _mm256_set1_ps(scale[factor]),
                         q,
@@ -184,13 +185,6 @@ fn load(x: &[f32; 8]) -> __m256 {
     unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 
-#[inline]
-#[target_feature(enable = "avx2")]
-fn array(x: __m256) -> [f32; 8] {
-    // SAFETY: the same values.
-    unsafe { std::mem::transmute(x) }
-}
-
 /// Panels of integers, multiplied by `D`: weights of up to `BITS`, as bytes for up to six bits, else
 /// as 16-bit words, with factors for each `SPAN` of 16 or 32 weights.
 ///
@@ -208,16 +202,19 @@ pub(in crate::arch::x86) struct IntPanels<
 >(PhantomData<D>);
 
 /// Words that hold the integers of a record.
+#[inline]
 pub(in crate::arch) const fn int_words(bytes: bool) -> usize {
     if bytes { 8 } else { 16 }
 }
 
 /// Words per record.
+#[inline]
 pub(in crate::arch) const fn record(bytes: bool) -> usize {
     int_words(bytes) + 4
 }
 
 /// Whether panels hold bytes.
+#[inline]
 const fn holds_bytes(bits: u32, zero_point: bool) -> bool {
     bits <= 6 || zero_point
 }
@@ -255,6 +252,7 @@ impl<D: Dot, const BITS: u32, const SPAN: usize, const ZERO_POINT: bool> Panels
     };
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
+    #[inline]
     fn words(k: usize) -> usize {
         k / 32 * record(Self::BYTES)
     }
@@ -532,9 +530,9 @@ fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, pac
             .enumerate()
         {
             let mut rows = [[[0.0; LANES]; 3]; LANES];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                if let Some(x) = x[32 * i..].first_chunk() {
-                    *row = if ZERO_POINT {
+            for r in 0..x.len() / k {
+                if let Some(x) = x[r * k..][..k][32 * i..].first_chunk() {
+                    rows[r] = if ZERO_POINT {
                         round_halves(x)
                     } else {
                         round::<BYTES>(x)
@@ -543,14 +541,13 @@ fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, pac
             }
             for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
                 let mut words = [_mm256_setzero_ps(); LANES];
-                for (words, row) in words.iter_mut().zip(&rows) {
-                    *words = load(&row[c]);
+                for i in 0..LANES {
+                    words[i] = load(&rows[i][c]);
                 }
-                for (word, out) in transpose(words)
-                    .into_iter()
-                    .zip(packed.chunks_exact_mut(n_vecs * LANES))
-                {
-                    out[v * LANES..][..LANES].copy_from_slice(&array(word).map(f32::to_bits));
+                let words = transpose(words);
+                for i in 0..packed.len() / (n_vecs * LANES) {
+                    let out = &mut packed[(i * n_vecs + v) * LANES..][..LANES];
+                    store256(out, _mm256_castps_si256(words[i]));
                 }
             }
         }
@@ -564,7 +561,9 @@ fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, pac
 pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES]; 3] {
     let x = x.as_chunks::<8>().0;
     let x = [load(&x[0]), load(&x[1]), load(&x[2]), load(&x[3])];
-    let absolute = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)));
+    let absolute = arrays::map(x, |x| {
+        _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX))
+    });
     // The bits of positive numbers sort as the numbers do, NaN last.
     let max = |a, b| _mm256_max_epi32(a, b);
     let largest = int_array(max(
@@ -588,15 +587,15 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     };
     // 0 also where infinity times 0 would be NaN.
     let finite = _mm256_castsi256_ps(_mm256_set1_epi32(if inverse == 0.0 { 0 } else { -1 }));
-    let q = x.map(|x| {
+    let q = arrays::map(x, |x| {
         _mm256_cvtps_epi32(_mm256_mul_ps(
             _mm256_and_ps(x, finite),
             _mm256_set1_ps(inverse),
         ))
     });
     let halves = [_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])];
-    let [first, second] = halves.map(|half| int_array(half).iter().sum::<i32>());
-    let sums = [first, second, first + second].map(|sum| d * sum as f32);
+    let [first, second] = arrays::map(halves, |half| lane_sum(half));
+    let sums = arrays::map([first, second, first + second], |sum| d * sum as f32);
 
     // Packing works in each 128-bit half.
     let (low, high) = (
@@ -607,15 +606,16 @@ pub(in crate::arch) fn round<const BYTES: bool>(x: &[f32; 32]) -> [[f32; LANES];
     if BYTES {
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         let words = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-        record[..8].copy_from_slice(&int_array(words).map(|word| word as u32));
+        store256(&mut record[..8], words);
     } else {
-        for (record, words) in record.as_chunks_mut::<8>().0.iter_mut().zip([low, high]) {
-            *record =
-                int_array(_mm256_permute4x64_epi64::<0b11_01_10_00>(words)).map(|word| word as u32);
+        let words = [low, high];
+        for i in 0..2 {
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words[i]);
+            store256(&mut record[8 * i..][..8], words);
         }
     }
-    let factors = [d, sums[0], sums[1], sums[2]].map(f32::to_bits);
-    record[int_words(BYTES)..][..4].copy_from_slice(&factors);
+    let factors = arrays::map([d, sums[0], sums[1], sums[2]], f32::to_bits);
+    arrays::store(factors, &mut record[int_words(BYTES)..]);
     bytemuck::cast(record)
 }
 
@@ -643,18 +643,28 @@ pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
         let inverse = _mm256_set1_ps(inverse);
         let first = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x[0], finite), inverse));
         let second = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_and_ps(x[1], finite), inverse));
-        let sum: i32 = int_array(_mm256_add_epi32(first, second)).iter().sum();
+        let sum = lane_sum(_mm256_add_epi32(first, second));
         // Packing works in each 128-bit half: words 0, 2, 1, 3 of bytes.
         let words = int_array(_mm256_packs_epi16(
             _mm256_packs_epi32(first, second),
             _mm256_setzero_si256(),
         ));
-        record[4 * h..][..4]
-            .copy_from_slice(&[words[0], words[4], words[1], words[5]].map(i32::cast_unsigned));
+        let words = [words[0], words[4], words[1], words[5]];
+        arrays::store(arrays::map(words, i32::cast_unsigned), &mut record[4 * h..]);
         record[int_words(true) + h] = d.to_bits();
         record[int_words(true) + 2 + h] = (-128 * sum).cast_unsigned();
     }
     bytemuck::cast(record)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lane_sum(x: __m256i) -> i32 {
+    let (x, mut sum) = (int_array(x), 0);
+    for x in x {
+        sum += x;
+    }
+    sum
 }
 
 #[inline]
@@ -684,13 +694,11 @@ pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const ZERO_POINT
 ) {
     let blocks = bytemuck::cast_slice::<u8, B>(bytes);
     assert!(out.len() >= blocks.len() * B::GROUPS * record(BYTES));
-    for (block, out) in blocks
-        .iter()
-        .zip(out.chunks_exact_mut(B::GROUPS * record(BYTES)))
-    {
+    for (i, block) in blocks.iter().enumerate() {
         // SAFETY: this level has AVX2 and F16C.
         let Factors { scale, offset } = unsafe { block.factors() };
-        for (g, out) in out.chunks_exact_mut(record(BYTES)).enumerate() {
+        for g in 0..B::GROUPS {
+            let out = &mut out[(i * B::GROUPS + g) * record(BYTES)..][..record(BYTES)];
             // SAFETY: as above.
             let q = unsafe { block.bytes(g) };
             let q = with_zero_point::<B, ZERO_POINT>(q);
@@ -711,9 +719,9 @@ pub(in crate::arch) fn int_blocks<B: Groups, const BYTES: bool, const ZERO_POINT
                 scale[2 * g + 1],
                 offset[2 * g],
                 offset[2 * g + 1],
-            ]
-            .map(f32::to_bits);
-            out[int_words(BYTES)..].copy_from_slice(&factors);
+            ];
+            let factors = arrays::map(factors, f32::to_bits);
+            arrays::store(factors, &mut out[int_words(BYTES)..]);
         }
     }
 }

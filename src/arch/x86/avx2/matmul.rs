@@ -16,6 +16,7 @@ use super::unpack::with_groups;
 use super::unpack_dot::UnpackDot;
 use super::unpack_order::Unpacked;
 use crate::arch::acts::{ActForm, Acts, BlockQ16};
+use crate::arch::arrays;
 use crate::arch::gemm::prefetch_line;
 use crate::arch::generic::matvec::{OneRow, plain_products};
 use crate::arch::scalar;
@@ -104,7 +105,8 @@ fn matvec<F: Form, B: UnpackDot<N>, const N: usize>(
             many_rows::<F, B, N>(y, w, c * MANY, x, n);
             continue;
         }
-        for (row, y) in w.chunks_exact(blocks).zip(y.row(c * MANY)) {
+        let y = y.row(c * MANY);
+        for (r, row) in w.chunks_exact(blocks).enumerate() {
             let mut totals = [_mm256_setzero_ps()];
             let mut ahead = first_ahead(row);
             for (k, x) in x[..n / VALUES].iter().enumerate() {
@@ -116,7 +118,7 @@ fn matvec<F: Form, B: UnpackDot<N>, const N: usize>(
                 let end = &row[n / VALUES * N..];
                 add_end::<F, B, N>(&mut totals, end, std::slice::from_ref(x), 1, n % VALUES);
             }
-            *y = sum(totals[0]);
+            y[r] = sum(totals[0]);
         }
     }
 }
@@ -168,10 +170,8 @@ fn first_ahead<B>(row: &[B]) -> *const i8 {
 /// The `k`th 256 weights of a row.
 #[inline(always)]
 fn whole<B, const N: usize>(row: &[B], k: usize) -> [&B; N] {
-    row[k * N..]
-        .first_chunk::<N>()
-        .expect("256 weights")
-        .each_ref()
+    let blocks = row[k * N..].first_chunk::<N>().expect("256 weights");
+    arrays::from_fn(|i| &blocks[i])
 }
 
 /// Adds the products of 256 weights, or of the first half of them, with each activation row; the
@@ -217,7 +217,7 @@ fn add_end<F: Form, B: UnpackDot<N>, const N: usize>(
 /// read by other instructions than they were written with, and reading would wait.
 #[inline(always)]
 pub(in crate::arch::x86) fn or<'a, B, const N: usize>(end: &'a [B], none: &'a B) -> [&'a B; N] {
-    std::array::from_fn(|b| end.get(b).unwrap_or(none))
+    arrays::from_fn(|b| end.get(b).unwrap_or(none))
 }
 
 /// [`BlockQ16`]: weights are widened to words.
@@ -235,6 +235,7 @@ impl Form for Words {
     type Block = BlockQ16;
     type Half = Half;
 
+    #[inline]
     fn rows<'a>(x: &Acts<'a>) -> (&'a [BlockQ16], usize) {
         let Acts::Q16 { x, n } = *x else {
             unreachable!("the form this level asks for")
@@ -382,6 +383,7 @@ fn signed_words(bytes: __m256i) -> [__m256i; 2] {
 }
 
 /// The values, padded with zeros.
+#[inline]
 pub(in crate::arch) fn padded<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
     let mut all = [T::default(); N];
     all[..values.len()].copy_from_slice(values);

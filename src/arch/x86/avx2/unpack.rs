@@ -2,6 +2,7 @@
 //! at this level and those above, and of one row's products for coded formats. Scales have so few
 //! bits that one multiply-add gives exactly the values of `dequantize`.
 
+use crate::arch::arrays;
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -118,7 +119,7 @@ impl Groups for BlockNvfp4 {
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn factors(&self) -> Factors {
         let mut scale = [0.0; 16];
-        scale[..4].copy_from_slice(&self.half_scales());
+        arrays::store(self.half_scales(), &mut scale);
         Factors {
             scale,
             offset: [0.0; 16],
@@ -246,7 +247,7 @@ large!(
     BlockIq4Xs,
     |b| {
         let (d, high) = (f16_value(b.d), u16::from_le_bytes(b.scales_h));
-        let scale = std::array::from_fn(|i| {
+        let scale = arrays::from_fn(|i| {
             let s = i / 2;
             let sc =
                 b.scales_l[s / 2] as u32 >> (s % 2 * 4) & 15 | (high as u32 >> (2 * s) & 3) << 4;
@@ -343,7 +344,10 @@ fn scales_mins(d: [u8; 2], dmin: [u8; 2], packed: &[u8; 12]) -> Factors {
 /// `unpack_scales_mins` on four bytes at a time.
 #[inline]
 pub(in crate::arch) fn scales_mins_bytes(packed: &[u8; 12]) -> [u64; 2] {
-    let [a, b, c] = bytemuck::cast::<_, [[u8; 4]; 3]>(*packed).map(u32::from_le_bytes);
+    let [a, b, c] = arrays::map(
+        bytemuck::cast::<_, [[u8; 4]; 3]>(*packed),
+        u32::from_le_bytes,
+    );
     let six = |low: u32, high: u32| {
         (low & 0x3f3f3f3f) as u64 | ((high & 0x0f0f0f0f | low >> 2 & 0x30303030) as u64) << 32
     };

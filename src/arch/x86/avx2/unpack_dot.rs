@@ -10,6 +10,7 @@ use super::unpack_order::{
     Unpacked, bit_pairs, block_bits, both_nibbles, bytes, bytes_in_order, in_order, look_up, merge,
     nibble_pairs, nibble_planes, nibbles, pair_planes, planes_in_order, with_fifth_bits,
 };
+use crate::arch::arrays;
 use crate::quant::*;
 use bytemuck::Pod;
 use std::arch::x86_64::*;
@@ -143,7 +144,7 @@ impl UnpackDot<8> for BlockQ8_0 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
         Unpacked {
-            w: bytes(each!(blocks.qs).map(bytemuck::cast_ref)),
+            w: bytes(arrays::map(each!(blocks.qs), bytemuck::cast_ref)),
             scale: halves(each!(blocks.d)),
             offset: [_mm256_setzero_ps(); 2],
         }

@@ -2,6 +2,7 @@
 
 use super::common::load_16;
 use super::unpack_order::shifted;
+use crate::arch::arrays;
 use bytemuck::Pod;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -140,7 +141,7 @@ pub(super) fn scaled_by(x: [__m256; 2], factor: f32) -> [__m256; 2] {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn halves(x: [&[u8; 2]; 8]) -> [__m256; 2] {
-    each_half_twice(load_16(bytemuck::cast_ref(&x.map(|x| *x))))
+    each_half_twice(load_16(bytemuck::cast_ref(&arrays::map(x, |x| *x))))
 }
 
 /// [`halves`], combined in general registers. On Sapphire Rapids one row of Q4_0, Q5_0 and IQ4_NL

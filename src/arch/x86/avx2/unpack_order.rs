@@ -275,15 +275,17 @@ pub(super) fn with_fifth_bits(low: [[__m256i; 4]; 2], qh: [&[u8; 4]; 8]) -> [[__
     let second = _mm256_broadcastsi128_si256(_mm_setr_epi8(
         2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
     ));
+    let bytes = [first, second];
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let mut w = low;
     for half in 0..2 {
         for odd in 0..2 {
             let b = 4 * half + odd;
             let qh = each_lane(i32::from_le_bytes(*qh[b]), i32::from_le_bytes(*qh[b + 2]));
-            for (w, bytes) in w[half][2 * odd..][..2].iter_mut().zip([first, second]) {
-                let bits = _mm256_and_si256(_mm256_shuffle_epi8(qh, bytes), bit);
+            for i in 0..2 {
+                let bits = _mm256_and_si256(_mm256_shuffle_epi8(qh, bytes[i]), bit);
                 let high = _mm256_and_si256(_mm256_cmpeq_epi8(bits, bit), _mm256_set1_epi8(16));
+                let w = &mut w[half][2 * odd + i];
                 *w = _mm256_or_si256(*w, high);
             }
         }
@@ -310,8 +312,11 @@ pub(super) fn merge<const AT: i32>(
     high: [[__m256i; 4]; 2],
 ) -> [[__m256i; 4]; 2] {
     let mut w = low;
-    for (w, high) in w.as_flattened_mut().iter_mut().zip(high.as_flattened()) {
-        *w = _mm256_or_si256(*w, _mm256_slli_epi16::<AT>(*high));
+    for half in 0..2 {
+        for i in 0..4 {
+            let high = _mm256_slli_epi16::<AT>(high[half][i]);
+            w[half][i] = _mm256_or_si256(w[half][i], high);
+        }
     }
     w
 }

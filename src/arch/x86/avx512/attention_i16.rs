@@ -26,6 +26,7 @@ use super::common::transpose;
 use super::elementwise::{F32x16, short_exp, zero};
 use super::kv::load_kv;
 use super::{attention, attention_i8};
+use crate::arch::arrays;
 use crate::arch::attention::{AttnParams, AttnPartial, KvSpan};
 use crate::arch::gemm::Aligned;
 use crate::arch::generic::attention::{ROWS, STRIDE, SoftmaxRows};
@@ -250,12 +251,14 @@ fn many_rows<B: Blocks<F32x16>>(
 }
 
 /// Words per row when values are paired, rounded up to whole registers.
+#[inline]
 fn pairs(dim: usize) -> usize {
     dim.div_ceil(2 * LANES) * LANES
 }
 
 impl Parts {
     /// The parts for pass `i`.
+    #[inline]
     fn pass(self, i: usize, p: &AttnParams) -> Parts {
         Parts {
             queries: self.queries.wrapping_add(i * ROWS * pairs(p.head_dim)),
@@ -322,7 +325,7 @@ unsafe fn round_queries(parts: Parts, q: *const f32, p: &AttnParams) -> u32 {
     let dim = p.head_dim;
     let (mut factors, mut finite) = ([0.0; ROWS], 0);
     for r in (0..ROWS).step_by(4) {
-        let rows = [0, 1, 2, 3].map(|i| q.wrapping_add((r + i) * dim));
+        let rows = arrays::map([0, 1, 2, 3], |i| q.wrapping_add((r + i) * dim));
         // SAFETY: rows of queries.
         let squares = unsafe { squares(rows, dim) };
         for (i, square) in squares.into_iter().enumerate() {
@@ -500,6 +503,7 @@ unsafe fn add_block(parts: Parts, pass: &mut SoftmaxRows<'_>, rows: u32, p: &Att
 }
 
 /// The bits of the first and of the second half of the rows.
+#[inline]
 fn halves(rows: u32) -> [u16; 2] {
     [rows as u16, (rows >> LANES) as u16]
 }

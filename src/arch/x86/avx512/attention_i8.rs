@@ -18,6 +18,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)] // an address and the access to it are one step
 
 use super::elementwise::{F32x16, short_exp, zero};
+use crate::arch::arrays;
 use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention::{ROWS, STRIDE, attention_merge, tiles};
 use crate::arch::generic::attention_codes::{MAX_GROUPS, MAX_QUERY, TINY, TINY_SCALE};
@@ -190,11 +191,13 @@ pub(super) fn attention_stored(
 }
 
 /// Part of the block at position `first` that a row sees, relative to `first`.
+#[inline]
 fn visible(range: (u32, u32), first: usize) -> Range<usize> {
     crate::arch::generic::kv_blocks::visible(range, &(first..first + BLOCK))
 }
 
 /// Difference of two codes of a precision, in codes of eight bits.
+#[inline]
 fn step(kind: KvType) -> i32 {
     1 << (8 - kind.bits())
 }
@@ -223,9 +226,11 @@ fn round_query(q: &[f32], keys: KvType, factor: f32) -> Query {
     });
     to.scale = largest / MAX_QUERY * factor + finite.sum();
     for (g, q) in q.chunks_exact(GROUP).enumerate() {
-        let halves = [0, LANES].map(|i| _mm512_cvtps_epi32((z.load(&q[i..]) * inverse).0));
-        let lower = halves.map(|x| _mm512_cvtepi32_epi8(x));
-        let upper = [0, 1].map(|i| {
+        let halves = arrays::map([0, LANES], |i| {
+            _mm512_cvtps_epi32((z.load(&q[i..]) * inverse).0)
+        });
+        let lower = arrays::map(halves, |x| _mm512_cvtepi32_epi8(x));
+        let upper = arrays::map([0, 1], |i| {
             let rest = _mm512_sub_epi32(halves[i], _mm512_cvtepi8_epi32(lower[i]));
             _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(rest))
         });
@@ -331,7 +336,9 @@ unsafe fn unpack_codes<const LOWER: usize>(
                 )
             } else {
                 // Flips the upper bit of both codes of a byte: 128 less, as signed bytes.
-                let upper = upper.map(|x| _mm512_xor_si512(x, _mm512_set1_epi8(0x88u8 as i8)));
+                let upper = arrays::map(upper, |x| {
+                    _mm512_xor_si512(x, _mm512_set1_epi8(0x88u8 as i8))
+                });
                 (
                     codes::<LOWER>(by_byte(upper), by_byte(lower), middle),
                     g * N_VECTORS + t,
@@ -522,7 +529,7 @@ unsafe fn dots<const R: usize>(
         for g in 0..n_groups {
             ahead.point();
             let mut upper = [_mm512_setzero_si512(); R];
-            let mut lower: [__m512i; R] = std::array::from_fn(|r| _mm512_set1_epi32(q[r].start[g]));
+            let mut lower: [__m512i; R] = arrays::from_fn(|r| _mm512_set1_epi32(q[r].start[g]));
             for i in 0..CODES {
                 // SAFETY: codes of the block.
                 let code = unsafe { _mm512_load_si512(codes.add((t * n_groups + g) * CODES + i)) };
@@ -558,7 +565,7 @@ unsafe fn dots<const R: usize>(
 /// The keys of a span, one bit each, of each vector.
 #[inline]
 fn masks(span: &Range<usize>) -> [u16; N_VECTORS] {
-    std::array::from_fn(|t| {
+    arrays::from_fn(|t| {
         let at = |x: usize| x.clamp(t * LANES, (t + 1) * LANES) - t * LANES;
         ((1u32 << at(span.end)) - (1 << at(span.start))) as u16
     })
@@ -718,7 +725,7 @@ unsafe fn add_weighted(
     let (codes, w): (*const __m512i, &Weights) =
         unsafe { ((&raw const (*room).codes).cast(), &(*room).weights[r]) };
     for g in 0..n_groups {
-        let [upper, lower] = w.planes[g].map(|plane| {
+        let [upper, lower] = arrays::map(w.planes[g], |plane| {
             [
                 _mm512_shuffle_epi32::<0x00>(plane),
                 _mm512_shuffle_epi32::<0x55>(plane),
@@ -739,7 +746,7 @@ unsafe fn add_weighted(
         }
         let (unit, middle) = (_mm512_set1_ps(w.unit[g]), _mm512_set1_ps(w.middle[g]));
         for half in 0..2 {
-            let sum = std::array::from_fn(|k| {
+            let sum = arrays::from_fn(|k| {
                 let i = 2 * k + half;
                 _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0][i]), sums[1][i])
             });

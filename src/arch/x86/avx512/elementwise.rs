@@ -119,6 +119,7 @@ impl Lanes for F32x16 {
 }
 
 /// The first `n < 16` lanes.
+#[inline]
 fn first(n: usize) -> __mmask16 {
     (1 << n) - 1
 }

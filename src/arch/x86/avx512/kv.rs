@@ -1,6 +1,7 @@
 //! Dequantisation of keys and values, through which prompts read them, and rounding to the
 //! precisions of tiers.
 
+use crate::arch::arrays;
 use crate::arch::attention::KV_BLOCK;
 use crate::arch::kv;
 use crate::arch::kv::KvType;
@@ -136,13 +137,13 @@ pub(in crate::arch) fn quantize_kv(kind: KvType, block: &mut [u8], i: usize, row
             ]
         };
         // The bits of magnitudes have the order of these, and those of NaN are the largest.
-        let [a, b] = halves.map(|x| _mm512_castps_si512(_mm512_abs_ps(x)));
+        let [a, b] = arrays::map(halves, |x| _mm512_castps_si512(_mm512_abs_ps(x)));
         let bits = kv::scale_of(f32::from_bits(
             _mm512_reduce_max_epi32(_mm512_max_epi32(a, b)) as u32,
         ));
         let codes = match bits {
             0 | kv::NO_NUMBER => [_mm_set1_epi8(0x80u8 as i8); 2],
-            _ => halves.map(|x| {
+            _ => arrays::map(halves, |x| {
                 let x = _mm512_mul_ps(x, _mm512_set1_ps(1.0 / kv::widen(bits)));
                 let x = _mm512_min_ps(
                     _mm512_add_ps(x, _mm512_set1_ps(128.0)),

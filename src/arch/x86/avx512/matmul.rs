@@ -118,14 +118,12 @@ pub(super) fn matvec<B: UnpackPlanes>(
         Some(x) => first_half_twice(x),
         None => BlockP16::zeroed(),
     };
-    for (w, y) in w
-        .chunks_exact(TILE * row_bytes)
-        .zip(tiles.as_chunks_mut::<TILE>().0)
-    {
-        *y = rows::<B, TILE>(w, x, &twice);
+    let tiles = tiles.as_chunks_mut::<TILE>().0;
+    for (t, w) in w.chunks_exact(TILE * row_bytes).enumerate() {
+        tiles[t] = rows::<B, TILE>(w, x, &twice);
     }
-    for (w, y) in w_last.chunks_exact(row_bytes).zip(last) {
-        [*y] = rows::<B, 1>(w, x, &twice);
+    for (r, w) in w_last.chunks_exact(row_bytes).enumerate() {
+        [last[r]] = rows::<B, 1>(w, x, &twice);
     }
 }
 
@@ -255,6 +253,7 @@ fn add_two_ends<B: UnpackPlanes>(totals: &mut [__m512], ends: [&[u8]; 2], twice:
 }
 
 /// The first 128 activations, and again.
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn first_half_twice(x: &BlockP16) -> BlockP16 {
     let mut twice = *x;

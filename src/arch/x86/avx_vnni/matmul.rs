@@ -30,6 +30,7 @@ impl Form for Planes {
     type Block = BlockP16;
     type Half = Half;
 
+    #[inline]
     fn rows<'a>(x: &Acts<'a>) -> (&'a [BlockP16], usize) {
         let Acts::P16 { x, n } = *x else {
             unreachable!("the form this level asks for")

@@ -2,6 +2,7 @@
 
 use super::floats::{store_transposed, unpack};
 use crate::arch::acts::byte_scale;
+use crate::arch::arrays;
 use crate::arch::gemm::{BLOCK, Panels, RegisterTile, prefetch_line};
 use crate::arch::transposed::{COLUMNS, TransposedPanels};
 use crate::arch::x86::avx2::unpack::knows;
@@ -48,6 +49,7 @@ impl Panels for BytePanels {
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_bytes;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
+    #[inline]
     fn words(k: usize) -> usize {
         k.div_ceil(Self::SPAN) * Self::RECORD
     }
@@ -169,21 +171,19 @@ fn round_bytes(x: &[f32]) -> (__m512i, f32) {
     let (first, second) = x.split_at(x.len().min(32));
     let ([a, b], [c, d]) = (load_up_to_32(first), load_up_to_32(second));
     let mut largest = _mm512_setzero_si512();
-    for x in [a, b, c, d] {
+    let x = [a, b, c, d];
+    for i in 0..4 {
         // The bits of positive numbers sort as the numbers do, NaN last.
         largest = _mm512_max_epu32(
             largest,
-            _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)),
+            _mm512_and_si512(_mm512_castps_si512(x[i]), _mm512_set1_epi32(i32::MAX)),
         );
     }
     let (scale, inverse) = byte_scale(_mm512_reduce_max_epu32(largest));
-    let mut bytes = [_mm_setzero_si128(); 4];
-    for (bytes, x) in bytes.iter_mut().zip([a, b, c, d]) {
-        *bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(
-            x,
-            _mm512_set1_ps(inverse),
-        )));
-    }
+    let inverse = _mm512_set1_ps(inverse);
+    let bytes = arrays::map(x, |x| {
+        _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)))
+    });
     // SAFETY: array and register have the same size.
     (
         unsafe { std::mem::transmute::<[__m128i; 4], __m512i>(bytes) },

@@ -1,6 +1,7 @@
 //! Panels of integers, for prefill rows and block formats.
 
 use super::floats::{store_transposed, transpose_panel};
+use crate::arch::arrays;
 use crate::arch::gemm::{
     BLOCK, Multiply, Panels, RegisterTile, SmallBatch, UnpackRows, prefetch_line,
 };
@@ -58,6 +59,7 @@ impl<const BYTES: bool, const SPAN: usize, const ZERO_POINT: bool> Panels
     const PACK: unsafe fn(&[f32], usize, &mut [u32]) = pack_ints::<BYTES, ZERO_POINT>;
     const STORE: unsafe fn(*const f32, *mut f32, usize, usize, usize) = store_transposed;
 
+    #[inline]
     fn words(k: usize) -> usize {
         k / 32 * record(BYTES)
     }
@@ -165,6 +167,7 @@ fn fill_words<B: Groups>(rows: &[&[u8]; LANES], transposed: &mut [u32]) {
 
 /// Whether 32 weights have one scale and their activations two: then the products with those are
 /// added before they are multiplied by that.
+#[inline]
 const fn joins(span: usize, zero_point: bool) -> bool {
     zero_point && span == 32
 }
@@ -283,7 +286,7 @@ unsafe fn int_tile<
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
 fn add_products<const BYTES: bool>(sum: __m512i, w: __m512i, x: __m512i, half: bool) -> __m512i {
     if half {
-        let [sum, w, x] = [sum, w, x].map(|x| _mm512_castsi512_si256(x));
+        let [sum, w, x] = arrays::map([sum, w, x], |x| _mm512_castsi512_si256(x));
         let sum = if BYTES {
             _mm256_dpbusd_epi32(sum, w, x)
         } else {
@@ -312,7 +315,7 @@ fn to_floats(x: __m512i, half: bool) -> __m512 {
 #[target_feature(enable = "avx512f,avx512vl")]
 fn mul(a: __m512, b: __m512, half: bool) -> __m512 {
     if half {
-        let [a, b] = [a, b].map(|x| _mm512_castps512_ps256(x));
+        let [a, b] = arrays::map([a, b], |x| _mm512_castps512_ps256(x));
         return _mm512_castps256_ps512(_mm256_mul_ps(a, b));
     }
     _mm512_mul_ps(a, b)
@@ -322,7 +325,7 @@ fn mul(a: __m512, b: __m512, half: bool) -> __m512 {
 #[target_feature(enable = "avx512f,avx512vl")]
 fn mul_add(a: __m512, b: __m512, c: __m512, half: bool) -> __m512 {
     if half {
-        let [a, b, c] = [a, b, c].map(|x| _mm512_castps512_ps256(x));
+        let [a, b, c] = arrays::map([a, b, c], |x| _mm512_castps512_ps256(x));
         return _mm512_castps256_ps512(_mm256_fmadd_ps(a, b, c));
     }
     _mm512_fmadd_ps(a, b, c)
@@ -337,9 +340,9 @@ fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, pac
             .enumerate()
         {
             let mut rows = [[[0.0; 8]; 3]; LANES];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(k)) {
-                if let Some(x) = x[32 * i..].first_chunk() {
-                    *row = if ZERO_POINT {
+            for r in 0..x.len() / k {
+                if let Some(x) = x[r * k..][..k][32 * i..].first_chunk() {
+                    rows[r] = if ZERO_POINT {
                         round_halves(x)
                     } else {
                         round::<BYTES>(x)
@@ -348,9 +351,9 @@ fn pack_ints<const BYTES: bool, const ZERO_POINT: bool>(x: &[f32], k: usize, pac
             }
             for (c, packed) in packed.chunks_mut(LANES * n_vecs * LANES).enumerate() {
                 let mut words = [_mm512_setzero_si512(); LANES];
-                for (words, row) in words.iter_mut().zip(&rows) {
-                    *words =
-                        _mm512_castps_si512(load_up_to_32(&row.as_flattened()[c * LANES..])[0]);
+                for i in 0..LANES {
+                    let row = &rows[i].as_flattened()[c * LANES..];
+                    words[i] = _mm512_castps_si512(load_up_to_32(row)[0]);
                 }
                 interleave(transpose(words), packed, v, n_vecs);
             }

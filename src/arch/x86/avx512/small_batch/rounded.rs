@@ -41,6 +41,7 @@ unsafe impl<const SPAN: usize> Pod for Spans<SPAN> {}
 /// Values per block.
 pub(in crate::arch) const VALUES: usize = 256;
 
+#[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::arch) fn round_spans<const SPAN: usize>(x: &[f32; VALUES]) -> Spans<SPAN> {
     let mut block: Spans<SPAN> = bytemuck::Zeroable::zeroed();
@@ -56,6 +57,7 @@ pub(in crate::arch) fn round_spans<const SPAN: usize>(x: &[f32; VALUES]) -> Span
 }
 
 /// The bytes of 32 values, those from `32·b` on.
+#[inline]
 pub(in crate::arch) fn put_words(q: &mut [[[u8; 4]; 16]; 4], b: usize, words: [f32; 8]) {
     for (i, word) in words.into_iter().enumerate() {
         q[BlockP16::register(32 * b + 4 * i)][2 * b + i / 4] = word.to_bits().to_le_bytes();

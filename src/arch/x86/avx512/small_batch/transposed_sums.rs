@@ -12,6 +12,7 @@
 use super::rounded::{Halves, Spans, VALUES, put_words, round_spans};
 use super::transposed_weights::{self, Large};
 use crate::arch::acts::BlockP16;
+use crate::arch::arrays;
 use crate::arch::gemm::{UnpackRows, prefetch_line};
 use crate::arch::view::ColumnsMut;
 use crate::arch::x86::avx2::gemm::round_halves;
@@ -139,9 +140,9 @@ fn multiply<B: UnpackPlanes, X: Rounded, const MIXED: bool>(
         let mut totals = [_mm512_setzero_ps(); MAX_ROWS];
         generated_totals.fill([_mm512_setzero_ps(); LANES]);
         for (k, x) in x.chunks_exact(m).enumerate() {
-            for (starts, x) in starts.iter_mut().zip(x) {
+            for i in 0..m {
                 // SAFETY: this function has the features.
-                *starts = unsafe { x.starts(planes::starts::<B>()) };
+                starts[i] = unsafe { x[i].starts(planes::starts::<B>()) };
             }
             // The following weight rows are read in one stream.
             let ahead = w.as_ptr().wrapping_add(w.len() + k * n_rows).cast::<u8>();
@@ -159,15 +160,15 @@ fn multiply<B: UnpackPlanes, X: Rounded, const MIXED: bool>(
                     scales[r + i] = _mm512_castps_si512(weights[i].scale);
                     offsets[r + i] = _mm512_castps_si512(weights[i].offset);
                 }
-                for ((ints, x), start) in ints.iter_mut().zip(x).zip(&starts) {
-                    let mut sums = [*start; TOGETHER];
+                for l in 0..m {
+                    let mut sums = [starts[l]; TOGETHER];
                     for j in 0..4 {
-                        let x = load_64(bytemuck::cast_ref(&x.bytes()[j]));
+                        let x = load_64(bytemuck::cast_ref(&x[l].bytes()[j]));
                         for i in 0..TOGETHER {
                             sums[i] = _mm512_dpbusd_epi32(sums[i], weights[i].w[j], x);
                         }
                     }
-                    ints[r..r + TOGETHER].copy_from_slice(&sums);
+                    arrays::store(sums, &mut ints[l][r..]);
                 }
                 for (totals, x) in generated_totals
                     .iter_mut()
@@ -201,6 +202,7 @@ impl Rounded for Spans<32> {
     const MAX_ROWS: usize = transposed_weights::MAX_ROWS;
     const MAX_MIXED_ROWS: usize = 12;
 
+    #[inline]
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         // SAFETY: the caller's promise.
         unsafe { round_spans(x) }
@@ -215,6 +217,7 @@ impl Rounded for Spans<32> {
         }
     }
 
+    #[inline]
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
         &self.q
     }
@@ -240,8 +243,9 @@ impl Rounded for Spans<32> {
             factors[r] = _mm512_mask_blend_epi32(0xaaaa, scales[r], offsets[r]);
         }
         let factors = transpose(factors);
-        for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
-            let ints = pair_sums(ints);
+        for i in 0..totals.len() {
+            let (total, x) = (&mut totals[i], &x[i]);
+            let ints = pair_sums(&ints[i]);
             for g in 0..8 {
                 *total = add(
                     *total,
@@ -262,6 +266,7 @@ impl Rounded for Spans<16> {
     /// More sums are transposed.
     const MAX_MIXED_ROWS: usize = 3;
 
+    #[inline]
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         // SAFETY: the caller's promise.
         unsafe { round_spans(x) }
@@ -277,6 +282,7 @@ impl Rounded for Spans<16> {
         }
     }
 
+    #[inline]
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
         &self.q
     }
@@ -297,8 +303,9 @@ impl Rounded for Spans<16> {
         x: &[Self],
     ) {
         let (scales, offsets) = (transpose(scales), transpose(offsets));
-        for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
-            let ints = transpose(*ints);
+        for i in 0..totals.len() {
+            let (total, x) = (&mut totals[i], &x[i]);
+            let ints = transpose(ints[i]);
             for g in 0..16 {
                 *total = add(
                     *total,
@@ -317,13 +324,14 @@ impl Rounded for Halves {
     type Panels = IntPanels<true, 16, true>;
     const MAX_ROWS: usize = 4;
 
+    #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn round(x: &[f32; VALUES]) -> Self {
         let mut block: Self = bytemuck::Zeroable::zeroed();
         for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
             let [words, [d, e, starts @ ..], _] = round_halves(x);
             put_words(&mut block.q, b, words);
-            block.d[2 * b..][..2].copy_from_slice(&[d, e]);
+            arrays::store([d, e], &mut block.d[2 * b..]);
             for h in 0..2 {
                 block.sums[2 * b + h] = starts[h].to_bits().cast_signed() / -128;
             }
@@ -336,6 +344,7 @@ impl Rounded for Halves {
         small_batch::<Self, false>(y, dtype, w, &[], x);
     }
 
+    #[inline]
     fn bytes(&self) -> &[[[u8; 4]; 16]; 4] {
         &self.q
     }
@@ -356,8 +365,9 @@ impl Rounded for Halves {
         x: &[Self],
     ) {
         let scales = transpose(scales);
-        for ((total, ints), x) in totals.iter_mut().zip(ints).zip(x) {
-            let ints = transpose(*ints);
+        for i in 0..totals.len() {
+            let (total, x) = (&mut totals[i], &x[i]);
+            let ints = transpose(ints[i]);
             for g in 0..16 {
                 let product = _mm512_mul_ps(_mm512_cvtepi32_ps(ints[g]), _mm512_set1_ps(x.d[g]));
                 *total = _mm512_fmadd_ps(product, _mm512_castsi512_ps(scales[g]), *total);

@@ -185,8 +185,8 @@ fn block_bits<const AT: i32>(qs: &[u8; 32]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512f")]
 fn merge(low: [__m512i; 4], high: [__m512i; 4], mask: __m512i) -> [__m512i; 4] {
     let mut w = low;
-    for (w, high) in w.iter_mut().zip(high) {
-        *w = _mm512_ternarylogic_epi32::<0b1111_1000>(*w, high, mask);
+    for i in 0..4 {
+        w[i] = _mm512_ternarylogic_epi32::<0b1111_1000>(w[i], high[i], mask);
     }
     w
 }

@@ -181,8 +181,8 @@ pub(in crate::arch) const fn words_of(half: i32, block: [i32; 3]) -> [[i32; 16];
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn words(q: [__m512i; 2], at: &[[i32; 16]; 4]) -> [__m512i; 4] {
     let mut w = [_mm512_setzero_si512(); 4];
-    for (w, at) in w.iter_mut().zip(at) {
-        *w = _mm512_permutex2var_epi32(q[0], load_i32(at), q[1]);
+    for i in 0..4 {
+        w[i] = _mm512_permutex2var_epi32(q[0], load_i32(&at[i]), q[1]);
     }
     w
 }
@@ -192,8 +192,8 @@ pub(in crate::arch) fn words(q: [__m512i; 2], at: &[[i32; 16]; 4]) -> [__m512i; 
 #[target_feature(enable = "avx512f")]
 pub(in crate::arch) fn words_of_one(q: __m512i, at: &[[i32; 16]; 4]) -> [__m512i; 4] {
     let mut w = [_mm512_setzero_si512(); 4];
-    for (w, at) in w.iter_mut().zip(at) {
-        *w = _mm512_permutexvar_epi32(load_i32(at), q);
+    for i in 0..4 {
+        w[i] = _mm512_permutexvar_epi32(load_i32(&at[i]), q);
     }
     w
 }

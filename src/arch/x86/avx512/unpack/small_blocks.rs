@@ -1,6 +1,7 @@
 //! Blocks of 32 and of 64 weights as planes, eight or four blocks at a time.
 
 use super::planes::{self, UnpackPlanes, Unpacked, registers_of_bits};
+use crate::arch::arrays;
 use crate::arch::x86::avx2::{each, four, joined};
 use crate::arch::x86::avx512::common::{half, load_16, load_32, load_64, load_i32, power_of_two};
 use crate::quant::*;
@@ -30,7 +31,7 @@ where
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(&self) -> Unpacked {
         // SAFETY: this function has the features.
-        unsafe { B::unpack(self.each_ref()) }
+        unsafe { B::unpack(arrays::from_fn(|i| &self[i])) }
     }
 
     /// Blocks are not copied: they would be read by other instructions than they were written with,
@@ -49,7 +50,7 @@ where
 /// missing.
 #[inline(always)]
 fn in_halves<'a, B, const N: usize>(ends: [&'a [B]; 2], none: &'a B) -> [&'a B; N] {
-    std::array::from_fn(|b| ends[b / (N / 2)].get(b % (N / 2)).unwrap_or(none))
+    arrays::from_fn(|b| ends[b / (N / 2)].get(b % (N / 2)).unwrap_or(none))
 }
 
 impl SmallBlock<8> for BlockQ4_0 {
@@ -108,7 +109,7 @@ impl SmallBlock<8> for BlockQ8_0 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn unpack(blocks: [&Self; 8]) -> Unpacked {
-        let mut w = bytes_in_order(each!(blocks.qs).map(bytemuck::cast_ref));
+        let mut w = bytes_in_order(arrays::map(each!(blocks.qs), bytemuck::cast_ref));
         for w in &mut w {
             *w = _mm512_xor_si512(*w, _mm512_set1_epi8(-128));
         }
@@ -174,7 +175,7 @@ impl SmallBlock<2> for BlockQ1_0 {
         let [a, b] = blocks;
         let bits = _mm256_set_m128i(load_16(&b.qs), load_16(&a.qs));
         let positive = registers_of_bits(_mm512_cvtepu16_epi32(bits));
-        let w = positive.map(|positive| _mm512_maskz_set1_epi8(positive, 2));
+        let w = arrays::map(positive, |positive| _mm512_maskz_set1_epi8(positive, 2));
         // Each scale is that of eight lanes.
         let scale = _mm512_mask_blend_ps(0xFF00, half(a.d), half(b.d));
         Unpacked::scaled::<[Self; 2]>(w, scale)
