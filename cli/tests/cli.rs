@@ -18,6 +18,8 @@ use std::time::Duration;
 #[cfg(unix)]
 use std::time::Instant;
 
+#[path = "cli/chat.rs"]
+mod chat;
 #[path = "cli/memory.rs"]
 mod memory;
 #[path = "cli/models.rs"]
@@ -1842,52 +1844,6 @@ fn doctor() {
     assert!(stderr(&unknown).contains("nonsense"));
 }
 
-#[test]
-fn chat_through_a_pipe() {
-    let folder = Folder::new();
-    let model = tiny(&folder);
-    let flags = [
-        "chat",
-        "-m",
-        &model,
-        "-n",
-        "6",
-        "--temp",
-        "0",
-        "--ignore-eos",
-    ];
-    let once = text(&run_with_input(&flags, b"the\n"));
-    let twice = text(&run_with_input(&flags, b"the\n/clear\nthe\n"));
-    assert!(!once.trim().is_empty());
-    assert_eq!(twice, once.repeat(2));
-    // What is kept of the conversation in the session gives the same answer as all of it anew.
-    let answers = text(&run_with_input(&flags, b"the\n/regen\n/exit\nthe\n"));
-    assert_eq!(answers, twice);
-    // Conversations outgrow any context; the oldest turns go.
-    let long = run_with_input(
-        &[&flags[..], &["-c", "60"]].concat(),
-        "the\n".repeat(6).as_bytes(),
-    );
-    assert!(text(&long).len() >= once.len());
-    assert!(stderr(&long).contains("forgotten"), "{}", stderr(&long));
-
-    tiny_model(None).write(folder.path("base.gguf")).unwrap();
-    let base = run_with_input(
-        &[
-            "chat",
-            "-m",
-            &folder.name("base.gguf"),
-            "-n",
-            "4",
-            "-s",
-            "1",
-        ],
-        b"the\n",
-    );
-    text(&base);
-    assert!(stderr(&base).contains("no chat template"));
-}
-
 #[cfg(feature = "serve")]
 /// The results of a batch by their ids.
 fn results(path: &Path) -> std::collections::BTreeMap<String, serde_json::Value> {
@@ -2459,93 +2415,6 @@ fn bench_of_the_prefix_cache() {
         2,
         &["cannot be used with"],
     );
-}
-
-#[test]
-fn conversations_last() {
-    let folder = Folder::new();
-    let model = tiny(&folder);
-    let state = folder.name("state");
-    let within = |args: &[&str], input: &[u8]| {
-        let mut child = command(args)
-            .env("XDG_STATE_HOME", &state)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // One that refuses its flags does not wait for it.
-        let _ = child.stdin.take().unwrap().write_all(input);
-        child.wait_with_output().unwrap()
-    };
-    let flags = [
-        "chat",
-        "-m",
-        &model,
-        "-n",
-        "6",
-        "--temp",
-        "0",
-        "--ignore-eos",
-        "-v",
-    ];
-    let named = [&flags[..], &["--session", "trip"]].concat();
-    let whole = text(&within(&flags, b"the\nthe the\n"));
-    let first = within(&named, b"the\n");
-    let second = within(&named, b"the the\n");
-    assert_eq!(text(&first) + &text(&second), whole);
-    assert!(
-        stderr(&second).contains("2 messages goes on"),
-        "{}",
-        stderr(&second)
-    );
-    // What was computed is not computed again: the last answer and the new message are less than
-    // all of it.
-    let n_read = |out: &Output| -> usize {
-        let notes = stderr(out);
-        let (before, _) = notes.rsplit_once(" tokens read").unwrap();
-        before.rsplit('[').next().unwrap().parse().unwrap()
-    };
-    let list = || parsed(&within(&["sessions", "--json"], b""));
-    assert_eq!(list()[0]["messages"], json!(4));
-    let saved = folder.path("state/ruvllm/sessions/trip/state.gguf");
-    let n_resumed = n_read(&within(&named, b"the\n"));
-    std::fs::remove_file(&saved).unwrap();
-    assert!(n_resumed < n_read(&within(&named, b"the\n")));
-    // A state of another precision, and one that is damaged.
-    let other = within(&[&named[..], &["-ctk", "f32"]].concat(), b"the\n");
-    assert!(
-        stderr(&other).contains("another precision"),
-        "{}",
-        stderr(&other)
-    );
-    std::fs::write(&saved, "GGUF").unwrap();
-    let damaged = within(&named, b"the\n");
-    assert!(
-        damaged.status.success() && stderr(&damaged).contains("computed again"),
-        "{}",
-        stderr(&damaged)
-    );
-
-    text(&within(&["sessions", "rename", "trip", "paris"], b""));
-    assert_eq!(list()[0]["name"], json!("paris"));
-    assert!(text(&within(&["sessions"], b"")).starts_with("paris "));
-    for (args, part) in [
-        (&["sessions", "rename", "trip", "x"][..], "no session trip"),
-        (&["sessions", "rename", "paris", "paris"], "already"),
-        (&["sessions", "rename", "paris", "../x"], "letters"),
-        (&["sessions", "delete", "."], "letters"),
-        (&[&flags[..], &["--session", "a/b"]].concat(), "letters"),
-    ] {
-        let out = within(args, b"");
-        assert!(
-            !out.status.success() && stderr(&out).contains(part),
-            "{args:?}: {}",
-            stderr(&out)
-        );
-    }
-    text(&within(&["sessions", "delete", "paris"], b""));
-    assert_eq!(list(), json!([]));
 }
 
 /// A second run begins with what the first one left; a damaged folder only takes longer.

@@ -4,17 +4,19 @@
 //! session has already computed of these tokens is kept, the rest computed, so that a template may
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
+mod slash;
+
 use crate::flags::template::{
     ImageTemplate, Pictures, Renderer, TemplateArgs, bos_text, eos_text, parts, transcript_note,
 };
 use crate::flags::{
-    Drafted, ImageArgs, Learning, ModelArgs, PlacementArgs, TextArgs, keep_for, no_tokenizer, read,
-    session, speculate, tell_failure,
+    Drafted, ImageArgs, Learning, ModelArgs, PlacementArgs, SamplingArgs, TextArgs, keep_for,
+    no_tokenizer, read, session, speculate, tell_failure,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
 use crate::io::{
-    Failure, note, on_interrupt, paint, per_second, picture, print, printable, read_text,
-    stdin_is_terminal, unix_time, without_last_newline,
+    Failure, note, on_interrupt, paint, per_second, print, printable, read_text, stdin_is_terminal,
+    unix_time, without_last_newline,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -30,8 +32,9 @@ use ruvllm::decode::{DecodeError, Speculation};
 use ruvllm::session::{EncodedPrompt, PartsError};
 use ruvllm::{Error, SessionError};
 use ruvllm_learn::Learning as _;
+use slash::Line;
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
@@ -48,15 +51,7 @@ Examples:
 In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
 next. /help tells the commands.";
 
-const COMMANDS: &str = "\
-/regen   answer the last message again
-/good    the answer was good: with --learn, the model learns from it
-/bad     the answer was bad
-/image   FILE: the next message is about this picture; repeatable
-/clear   forget the conversation
-/help    this list
-/exit    leave; so does Ctrl-D
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+const KEPT_AS_TEXT: &str = "images do not go with --session: a conversation is kept as text";
 
 #[derive(clap::Args)]
 #[command(
@@ -113,16 +108,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let sampler = args.text.sampling.sampler(&model, tokenizer)?;
     let (template, stop) = template(args, &model)?;
     let mut session = session(&model, &args.text.session, &options, 1)?;
-    let (kept, mut messages) = match &args.session {
+    let (kept, messages) = match &args.session {
         Some(name) => Kept::open(name).map(|(kept, messages)| (Some(kept), messages))?,
         None => (None, Vec::new()),
     };
     if let Some(kept) = &kept {
         kept.load(&mut session);
-    }
-    if let Some(system) = system {
-        messages.retain(|message| message.role != "system");
-        messages.insert(0, Message::system(system));
     }
     let speculation = args.text.speculation.begin(
         session.engine(),
@@ -155,15 +146,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session,
         speculation,
         learning,
+        sampling: args.text.sampling.clone(),
         sampler,
         cancel,
         interactive,
         messages,
         kept,
+        timings: None,
         images: None,
         pictures: Pictures::default(),
         next_pictures: String::new(),
     };
+    if let Some(system) = system {
+        chat.instruct(system);
+    }
     if interactive {
         note(paint(
             "2",
@@ -220,12 +216,16 @@ struct Chat<'a> {
     session: Session,
     speculation: Option<Speculation>,
     learning: Option<Learning>,
+    /// What `sampler` was made of.
+    sampling: SamplingArgs,
     sampler: Sampler,
     cancel: CancelToken,
     /// Someone types and reads; otherwise lines come from a pipe or go to one.
     interactive: bool,
     messages: Vec<Message>,
     kept: Option<Kept>,
+    /// Those of the last answer.
+    timings: Option<String>,
     /// What reads images, once there are some.
     images: Option<ImageTemplate>,
     /// Images of the conversation.
@@ -358,24 +358,10 @@ impl Chat<'_> {
                         continue;
                     }
                     history = Some(text.clone());
-                    match text.trim() {
-                        "/exit" | "/quit" => break,
-                        "/help" | "/?" => note(COMMANDS),
-                        "/clear" => {
-                            self.messages.retain(|message| message.role == "system");
-                            self.keep()?;
-                            note("The conversation is forgotten.");
-                        }
-                        "/regen" => self.regenerate()?,
-                        "/good" => self.rate(true),
-                        "/bad" => self.rate(false),
-                        word if word.starts_with("/image ") => {
-                            self.open_image(Path::new(word["/image ".len()..].trim()))?;
-                        }
-                        word if is_command(word) => note(format!(
-                            "error: {word} is no command; there are\n{COMMANDS}"
-                        )),
-                        _ => self.say(&text)?,
+                    match self.command(text.trim())? {
+                        Line::Message => self.say(&text)?,
+                        Line::Done => {}
+                        Line::Leave => break,
                     }
                 }
                 Err(ReadlineError::Interrupted) if text.is_empty() && warned => break,
@@ -405,24 +391,10 @@ impl Chat<'_> {
         self.answer()
     }
 
-    /// Takes an image into the next message; what is wrong with it is told.
-    fn open_image(&mut self, path: &Path) -> Result<(), Failure> {
-        let added = picture::open(path).and_then(|image| self.add_image(image));
-        match added {
-            Ok(()) => note(paint("2", "[the next message is about this picture]")),
-            Err(Failure::Work(why) | Failure::Usage(why)) if self.interactive => {
-                note(format!("error: {}", printable(&why)));
-            }
-            Err(failure) => return Err(failure),
-        }
-        Ok(())
-    }
-
     /// Takes an image into the next message.
     fn add_image(&mut self, image: ruvllm::vision::Image) -> Result<(), Failure> {
         if self.kept.is_some() {
-            let message = "images do not go with --session: a conversation is kept as text";
-            return Err(Failure::Usage(message.into()));
+            return Err(Failure::Usage(KEPT_AS_TEXT.into()));
         }
         if self.learning.is_some() {
             let message = "images do not go with --learn: texts alone are learnt from";
@@ -441,28 +413,6 @@ impl Chat<'_> {
         }
         self.next_pictures.push_str(&self.pictures.add(image));
         Ok(())
-    }
-
-    /// Rates the last answer.
-    fn rate(&mut self, is_good: bool) {
-        let Some(learning) = &self.learning else {
-            note("error: nothing is learnt here; start chat with --learn DIR");
-            return;
-        };
-        match learning.rate(&mut self.session, is_good) {
-            Ok(true) => note("Learnt."),
-            Ok(false) => note("Noted."),
-            Err(error) => note(format!("error: {error}")),
-        }
-    }
-
-    fn regenerate(&mut self) -> Result<(), Failure> {
-        self.messages.pop_if(|last| last.role == "assistant");
-        if self.messages.last().is_none_or(|last| last.role != "user") {
-            note("There is no message to answer.");
-            return Ok(());
-        }
-        self.answer()
     }
 
     fn answer(&mut self) -> Result<(), Failure> {
@@ -561,19 +511,18 @@ impl Chat<'_> {
             learning.record(&mut self.session, &ids, &answer, prefill + decode)?;
         }
         let mut notes = Vec::new();
+        let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
+        let timings = format!(
+            "{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s{}; {} of {} in context",
+            per_second(n, decode),
+            drafted.note(),
+            self.session.position(),
+            self.session.sequence().n_ctx()
+        );
         if self.args.text.verbose {
-            let (n_read, rate) = (ids.len() - kept, per_second(ids.len() - kept, prefill));
-            notes.push(paint(
-                "2",
-                &format!(
-                    "[{n_read} tokens read, {rate:.1}/s; {n} written, {:.1}/s{}; {} of {} in context]",
-                    per_second(n, decode),
-                    drafted.note(),
-                    self.session.position(),
-                    self.session.sequence().n_ctx()
-                ),
-            ));
+            notes.push(paint("2", &format!("[{timings}]")));
         }
+        self.timings = Some(timings);
         match reason {
             Some(StopReason::ContextFull) => notes.push(paint(
                 "33",
@@ -749,12 +698,6 @@ impl From<ruvllm::chat::ChatError> for Stop {
             error => Error::from(error).into(),
         }
     }
-}
-
-/// Whether a message is a slash and one word: a slip of the finger, not something to answer.
-fn is_command(text: &str) -> bool {
-    text.strip_prefix('/')
-        .is_some_and(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphabetic()))
 }
 
 /// Where the lines typed are kept.

@@ -22,7 +22,7 @@ pub(crate) fn lark_or_gbnf(source: &str) -> (Syntax, &str) {
 }
 
 /// What the text has to be. At most one of these.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 #[group(multiple = false)]
 #[command(next_help_heading = "Constrained output (grammar)")]
 pub(crate) struct GrammarArgs {
@@ -54,6 +54,14 @@ pub(crate) fn begin_trie(model: &Model) {
             .name("token tree".into())
             .spawn(build),
     );
+}
+
+/// Whether one of these flags is among those.
+#[cfg(feature = "chat")]
+pub(super) fn is_in(flags: &clap::ArgMatches) -> bool {
+    let command = GrammarArgs::augment_args(clap::Command::new(""));
+    let mut ids = command.get_arguments().map(|arg| arg.get_id().as_str());
+    ids.any(|id| flags.contains_id(id))
 }
 
 impl GrammarArgs {

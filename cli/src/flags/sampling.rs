@@ -1,6 +1,8 @@
 //! Flags of the sampler.
 
 use crate::io::{Failure, unescape};
+#[cfg(feature = "chat")]
+use clap::FromArgMatches;
 use clap::{ArgAction, Args};
 use ruvllm::Model;
 use ruvllm::Sampler;
@@ -212,6 +214,26 @@ impl SamplingArgs {
         Ok(sampler)
     }
 
+    /// These flags with one more, as `["--temp", "0.6"]`. What the text has to obey is replaced, not
+    /// joined.
+    #[cfg(feature = "chat")]
+    pub(crate) fn with(&self, flag: &[&str]) -> Result<SamplingArgs, clap::Error> {
+        // The defaults of what is not said would win over what was said before.
+        let command = SamplingArgs::augment_args_for_update(clap::Command::new("/set"))
+            .no_binary_name(true)
+            .disable_help_flag(true)
+            .mut_args(|arg| arg.default_value(None).env(None));
+        let mut matches = command.try_get_matches_from(flag)?;
+        let mut new = self.clone();
+        #[cfg(feature = "grammar")]
+        if super::grammar::is_in(&matches) {
+            new.grammar = Default::default();
+        }
+        new.update_from_arg_matches_mut(&mut matches)?;
+        new.ignore_eos |= self.ignore_eos;
+        Ok(new)
+    }
+
     /// The seed, if one was given.
     #[cfg(feature = "serve")]
     pub(crate) fn given_seed(&self) -> Option<u64> {
@@ -379,6 +401,37 @@ mod tests {
         assert_eq!(logit_bias("2-1.5e1").unwrap(), (2, -15.0));
         for wrong in ["15043", "+1", "x+1", "1+", "1+nan", "1++1"] {
             assert!(logit_bias(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[cfg(feature = "chat")]
+    #[test]
+    fn one_more_flag() {
+        let command = SamplingArgs::augment_args(clap::Command::new("chat"));
+        let words = ["chat", "--typical", "0.7", "--ignore-eos", "-s", "3"];
+        let given = SamplingArgs::from_arg_matches(&command.get_matches_from(words)).unwrap();
+        let new = given.with(&["--temp", "0.5"]).unwrap();
+        assert_eq!(
+            (new.temp, new.typical, new.ignore_eos),
+            (Some(0.5), 0.7, true)
+        );
+        assert_eq!(new.seed.and_then(|seed| seed.0), Some(3));
+        let new = new.with(&["--typical", "0.9"]).unwrap();
+        assert_eq!((new.temp, new.typical), (Some(0.5), 0.9));
+        for wrong in [
+            &["--temp", "warm"][..],
+            &["--temp"],
+            &["--warmth", "1"],
+            &["--help"],
+        ] {
+            assert!(given.with(wrong).is_err(), "{wrong:?}");
+        }
+        #[cfg(feature = "grammar")]
+        {
+            let regex = new.with(&["--regex", "a+"]).unwrap();
+            let json = regex.with(&["--json-schema", "{}"]).unwrap();
+            assert!(regex.has_mask() && json.has_mask());
+            assert!(json.with(&["--temp", "1"]).unwrap().has_mask());
         }
     }
 

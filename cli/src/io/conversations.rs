@@ -29,6 +29,11 @@ pub(crate) fn failure(error: KeptError) -> Failure {
 pub(crate) struct Kept(KeptSession);
 
 impl Kept {
+    /// Whether there is a conversation of that name.
+    pub(crate) fn exists(name: &SessionName) -> Result<bool, Failure> {
+        Ok(sessions()?.folder_of(name).is_dir())
+    }
+
     /// The conversation of that name, and its messages; a new one has none.
     pub(crate) fn open(name: &SessionName) -> Result<(Kept, Vec<Message>), Failure> {
         let kept = sessions()?.open(name).map_err(failure)?;

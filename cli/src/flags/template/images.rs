@@ -157,6 +157,10 @@ impl Pictures {
         format!("{BEGIN}{}{END}", self.0.len() - 1)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// A text of a user, in which nothing stands for an image.
     pub(crate) fn without_marks(text: &str) -> String {
         text.replace([BEGIN, END], "")
