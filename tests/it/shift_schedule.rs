@@ -212,12 +212,12 @@ fn forced_tokens_behind_a_shift() {
     for budget in [None, Some(2 * page_bytes(128))] {
         let log = Log::default();
         let mut schedule =
-            Schedule::observed(&engine(2, budget), &options(&session, 6), log.clone()).unwrap();
+            Schedule::observed(&engine(2, budget), &options(&session, 12), log.clone()).unwrap();
         let mut streams: Vec<Stream> = Vec::new();
         for i in 0..12 {
             let request = case(i).request().priority((i % 5) as i32);
             streams.push(schedule.submit(request).unwrap());
-            steps(&mut schedule, 15);
+            steps(&mut schedule, 5);
         }
         while schedule.step() {}
         all_are(&expected, &mut streams, &format!("budget {budget:?}"));
