@@ -4,6 +4,7 @@ use super::lists::list;
 use super::models::ModelsArgs;
 use super::scenarios::{self, scenario_of};
 use crate::flags::{LoraArgs, OverwriteArg, engine};
+use crate::io::plot::{Mark, Plot, Series};
 use crate::io::table::{Format, Printer};
 use crate::io::{Failure, count, measured, note, percentiles, size, slashes};
 use clap::Arg;
@@ -27,6 +28,8 @@ Examples:
   ruvllm bench -m model.gguf                              pp512 and tg128, as llama-bench
   ruvllm bench --synthetic llama-1b:Q4_K_M -t 1,2         a shape without a file, for 1 and 2 threads
   ruvllm bench -m model.gguf -p 0 -n 64 -d 0,4096         generation at two depths
+  ruvllm bench -m model.gguf -d 0-8192+2048 --svg speed.svg
+                                                          the same drawn, by depth
   ruvllm bench -m model.gguf -p 128-1024*2 -n 0 -o csv    prompts of 128, 256, 512, 1024 tokens
   ruvllm bench -m model.gguf -p 0 -n 0 --rows 1,4,16      passes over tokens of so many sequences
   ruvllm bench -m model.gguf --scenario chat,rag,batch    what the prefix cache saves
@@ -94,11 +97,14 @@ pub(crate) struct Args {
     /// tokens found again in such traffic: chat, rag, batch
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = scenario_of,
           conflicts_with_all = ["n_prompt", "n_gen", "rows", "prompt_and_gen", "n_depth", "vs", "lora", "lora_scaled",
-                                "lora_rank"])]
+                                "lora_rank", "svg"])]
     scenario: Vec<Scenario>,
     /// Run each test in turns with this llama-bench command and print the ratios
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["lora", "lora_scaled", "lora_rank"])]
     vs: Option<String>,
+    /// Draw tokens per second by depth into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// An adapter of this rank on every matrix, with made-up values, with --rows one for each
     /// sequence. With adapters each test runs in turns with the plain model, and the ratios
     /// are printed
@@ -256,11 +262,74 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Ok(file.write(path)?);
     }
     let mut printer = Printer::new(args.models.output);
+    let mut rows = Vec::new();
     args.models.each(
         |shape, file_type| Ok(synthetic(shape, file_type)?),
-        |model, name| bench(args, model, name, &tests, &threads, &mut printer),
+        |model, name| {
+            rows.extend(bench(args, model, name, &tests, &threads, &mut printer)?);
+            Ok(())
+        },
     )?;
-    printer.end()
+    printer.end()?;
+    match &args.svg {
+        Some(path) => std::fs::write(path, plot(&rows).svg()).map_err(Failure::file(path)),
+        None => Ok(()),
+    }
+}
+
+/// Tokens per second by depth: a line for each model, number of threads and test, and a broken one
+/// for the peer.
+fn plot(rows: &[Row]) -> Plot {
+    let is_one = |of: &dyn Fn(&Row) -> String| rows.iter().all(|row| of(row) == of(&rows[0]));
+    let one_model = is_one(&|row| row.model.clone());
+    let one_number = is_one(&|row| row.outcome.n_threads.to_string());
+    let mut series: Vec<Series> = Vec::new();
+    for row in rows {
+        let o = &row.outcome;
+        let kind = Test { depth: 0, ..o.test };
+        let mut name = kind.to_string();
+        if !one_number {
+            name += &format!(", {} threads", o.n_threads);
+        }
+        if !one_model {
+            name = format!("{} {name}", row.model);
+        }
+        let mut add = |name: &str, mark, rate: f64| {
+            let point = (o.test.depth as f64, rate);
+            match series.iter_mut().find(|s| s.name == name && s.mark == mark) {
+                Some(series) => series.points.push(point),
+                None => series.push(Series {
+                    name: name.into(),
+                    mark,
+                    points: vec![point],
+                    labels: Vec::new(),
+                }),
+            }
+        };
+        add(&name, Mark::Line, o.median());
+        add("", Mark::Dots, o.median());
+        if let Some(ratio) = row.ratio() {
+            add(
+                &format!("{name}, the other"),
+                Mark::Dashes,
+                o.median() / ratio,
+            );
+        }
+    }
+    let title = match rows.first() {
+        Some(row) if one_model && one_number => {
+            format!("{}, {} threads", row.model, row.outcome.n_threads)
+        }
+        Some(row) if one_model => row.model.clone(),
+        _ => "Speed".into(),
+    };
+    Plot {
+        title,
+        x_label: "tokens in the context before".into(),
+        y_label: "tokens per second".into(),
+        is_log: true,
+        series,
+    }
 }
 
 fn bench(
@@ -270,7 +339,8 @@ fn bench(
     tests: &[Test],
     threads: &[usize],
     printer: &mut Printer,
-) -> Result<(), Failure> {
+) -> Result<Vec<Row>, Failure> {
+    let mut rows = Vec::new();
     let options = args.models.options();
     let mut adapters = args.lora.open(model)?;
     let n_given = adapters.len();
@@ -326,6 +396,7 @@ fn bench(
             let Some(outcome) = outcome else { continue };
             let row = Row::of(model, name, &limits, outcome, peer);
             printer.row(&row.cells(), || row.json())?;
+            rows.push(row);
         }
         if !args.models.model.is_empty() {
             measured::keep(&engine, name, Some(limits.bandwidth));
@@ -344,7 +415,7 @@ fn bench(
             ));
         }
     }
-    Ok(())
+    Ok(rows)
 }
 
 /// A test's outcome, in turns with the peer, or the model without adapters, if there is such, and

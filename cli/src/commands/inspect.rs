@@ -2,6 +2,7 @@
 //! be there yet.
 
 use crate::io::memory::Report;
+use crate::io::plot::{Mark, Plot, Series};
 use crate::io::runnable::obstacle;
 use crate::io::{Failure, count, print, print_json, size};
 use clap::ArgAction;
@@ -12,6 +13,7 @@ use ruvllm::gguf::GgufError;
 use ruvllm::gguf::{Array, Gguf, Header, Metadata, TensorInfo, Value};
 use ruvllm::model::Hparams;
 use ruvllm::quant::{DType, FileType};
+use ruvllm::{KvType, SessionOptions, SystemMemory};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -24,6 +26,7 @@ Examples:
   ruvllm inspect model.gguf
   ruvllm inspect model.gguf --json
   ruvllm inspect model.gguf --metadata --tensors     everything in the header
+  ruvllm inspect model.gguf --svg memory.svg         memory by context, drawn
   ruvllm inspect hf://Qwen/Qwen3-0.6B-GGUF:Q8_0      a file of Hugging Face's hub, of which nothing else is downloaded
 
 Reads the header alone: a download that has just begun is enough.";
@@ -49,6 +52,10 @@ pub(crate) struct Args {
     /// All tensors
     #[arg(long, action = ArgAction::SetTrue)]
     tensors: bool,
+    /// Draw the memory of a session by its context into this file, with a KV cache of 16, 8 and 4
+    /// bits
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -84,6 +91,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(name) => examine(on_hub(name)?, None)?,
         None => examine(in_file(path)?, Some(path))?,
     };
+    if let Some(to) = &args.svg {
+        std::fs::write(to, plot(path, &findings)?.svg()).map_err(Failure::file(to))?;
+    }
     if args.json {
         print_json(&as_json(path, &findings, args))
     } else {
@@ -229,6 +239,56 @@ fn examine(found: Found, path: Option<&Path>) -> Result<Findings, Failure> {
         obstacle,
         mtp,
         memory,
+    })
+}
+
+/// Memory of one session by the length of its context, and what there is.
+fn plot(path: &Path, findings: &Findings) -> Result<Plot, Failure> {
+    /// Contexts on a line.
+    const N: usize = 32;
+    let h = findings.hparams.as_ref().ok_or_else(|| {
+        Failure::Work("--svg: the file's header does not say what a session takes".into())
+    })?;
+    let gib = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
+    let mut series = Vec::new();
+    let mut most = 0.0f64;
+    for kv_type in [KvType::F16, KvType::Q8, KvType::Q4] {
+        let mut points = Vec::new();
+        for i in 1..=N {
+            let n_ctx = (h.n_ctx_train * i).div_ceil(N);
+            let options = PlanOptions::from(SessionOptions {
+                n_ctx: Some(n_ctx),
+                kv_type,
+                ..SessionOptions::default()
+            });
+            let plan = MemoryPlan::of_header(&findings.header, h, &options)?;
+            most = most.max(gib(plan.needed()));
+            points.push((n_ctx as f64, gib(plan.needed())));
+        }
+        series.push(Series {
+            name: format!("KV cache in {kv_type}"),
+            mark: Mark::Line,
+            points,
+            labels: Vec::new(),
+        });
+    }
+    let here = SystemMemory::now().map(|memory| gib(memory.available));
+    // Far above, it would hide the lines.
+    if let Some(here) = here.filter(|&here| here < 2.0 * most) {
+        series.push(Series {
+            name: "free here".into(),
+            mark: Mark::Dashes,
+            points: vec![(0.0, here), (h.n_ctx_train as f64, here)],
+            labels: Vec::new(),
+        });
+    }
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    Ok(Plot {
+        title: name.to_string_lossy().into_owned(),
+        x_label: "context, tokens".into(),
+        y_label: "memory, GiB".into(),
+        is_log: false,
+        series,
     })
 }
 

@@ -150,3 +150,44 @@ fn mixes_for_a_size() {
     );
     assert_eq!(small.status.code(), Some(2));
 }
+
+/// Speed by depth, and memory by context.
+#[test]
+fn pictures_of_speed_and_memory() {
+    let folder = Folder::new();
+    let (model, to) = (tiny(&folder), folder.name("to.svg"));
+    let drawn = |args: &[&str]| {
+        text(&run(&[args, &["--svg", &to]].concat()));
+        let svg = std::fs::read_to_string(&to).unwrap();
+        std::fs::remove_file(&to).unwrap();
+        svg
+    };
+    let bench = ["bench", "-m", &model, "-t", "1", "-r", "1"];
+    let speed = drawn(&[&bench[..], &["-p", "8", "-n", "4", "-d", "0,16"]].concat());
+    for part in [
+        ">tiny.gguf, 1 threads<",
+        ">pp8<",
+        ">tg4<",
+        ">tokens per second<",
+    ] {
+        assert!(speed.contains(part), "{part}: {speed}");
+    }
+    let memory = drawn(&["inspect", &model]);
+    for part in [
+        ">KV cache in f16<",
+        ">KV cache in q4_0<",
+        ">context, tokens<",
+    ] {
+        assert!(memory.contains(part), "{part}: {memory}");
+    }
+    fails(
+        &["bench", "-m", &model, "--scenario", "chat", "--svg", &to],
+        2,
+        &["cannot be used with"],
+    );
+    fails(
+        &["inspect", &model, "--svg", &folder.name("no/such")],
+        1,
+        &["no/such"],
+    );
+}
