@@ -4,8 +4,6 @@
 //! session has already computed of these tokens is kept, the rest computed, so that a template may
 //! rewrite earlier turns as it likes (some drop old reasoning).
 
-mod slash;
-
 use crate::flags::template::{
     ImageTemplate, Pictures, Renderer, TemplateArgs, bos_text, eos_text, parts, transcript_note,
 };
@@ -14,9 +12,10 @@ use crate::flags::{
     no_tokenizer, read, session, speculate, tell_failure,
 };
 use crate::io::conversations::{Kept, SessionName, state_folder};
+use crate::io::slash::{COMMANDS, Command};
 use crate::io::{
-    Failure, note, on_interrupt, paint, per_second, print, printable, read_text, stdin_is_terminal,
-    unix_time, without_last_newline,
+    Failure, note, on_interrupt, paint, per_second, picture, print, printable, read_text,
+    stdin_is_terminal, unix_time, without_last_newline,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -32,7 +31,6 @@ use ruvllm::decode::{DecodeError, Speculation};
 use ruvllm::session::{EncodedPrompt, PartsError};
 use ruvllm::{Error, SessionError};
 use ruvllm_learn::Learning as _;
-use slash::Line;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -358,10 +356,8 @@ impl Chat<'_> {
                         continue;
                     }
                     history = Some(text.clone());
-                    match self.command(text.trim())? {
-                        Line::Message => self.say(&text)?,
-                        Line::Done => {}
-                        Line::Leave => break,
+                    if self.take(&text)? {
+                        break;
                     }
                 }
                 Err(ReadlineError::Interrupted) if text.is_empty() && warned => break,
@@ -380,6 +376,50 @@ impl Chat<'_> {
             }
         }
         lines.end();
+        Ok(())
+    }
+
+    /// Does what a line says; true: it ends the conversation. What is wrong with a command is told
+    /// to who types, and ends a conversation that comes from a pipe.
+    fn take(&mut self, line: &str) -> Result<bool, Failure> {
+        let command = match Command::of(line.trim()) {
+            Ok(Command::Leave) => return Ok(true),
+            Ok(Command::Message) => return self.say(line).map(|()| false),
+            command => command,
+        };
+        match command.and_then(|command| self.obey(command)) {
+            Err(Failure::Work(why) | Failure::Usage(why)) if self.interactive => {
+                note(format!("error: {}", printable(why.trim_end())));
+            }
+            outcome => outcome?,
+        }
+        Ok(false)
+    }
+
+    fn obey(&mut self, command: Command<'_>) -> Result<(), Failure> {
+        match command {
+            Command::Regenerate => self.regenerate()?,
+            Command::System(text) => self.system(text)?,
+            Command::Set(flag) => self.set(flag)?,
+            Command::Image(path) => {
+                self.add_image(picture::open(path)?)?;
+                self.tell("the next message is about this picture");
+            }
+            Command::Save(name) => self.save(&name)?,
+            Command::Load(name) => self.load(&name)?,
+            Command::Rate(is_good) => self.rate(is_good),
+            Command::Stats => self.tell_stats(),
+            Command::Clear => {
+                self.messages.retain(|message| message.role == "system");
+                self.keep()?;
+                note("The conversation is forgotten.");
+            }
+            Command::Help => note(COMMANDS),
+            Command::Unknown(word) => note(format!(
+                "error: {word} is no command; there are\n{COMMANDS}"
+            )),
+            Command::Message | Command::Leave => {}
+        }
         Ok(())
     }
 
@@ -413,6 +453,145 @@ impl Chat<'_> {
         }
         self.next_pictures.push_str(&self.pictures.add(image));
         Ok(())
+    }
+
+    fn tell(&self, text: &str) {
+        note(paint("2", &format!("[{text}]")));
+    }
+
+    fn regenerate(&mut self) -> Result<(), Failure> {
+        self.messages.pop_if(|last| last.role == "assistant");
+        if self.messages.last().is_none_or(|last| last.role != "user") {
+            note("There is no message to answer.");
+            return Ok(());
+        }
+        self.answer()
+    }
+
+    /// Rates the last answer.
+    fn rate(&mut self, is_good: bool) {
+        let Some(learning) = &self.learning else {
+            note("error: nothing is learnt here; start chat with --learn DIR");
+            return;
+        };
+        match learning.rate(&mut self.session, is_good) {
+            Ok(true) => note("Learnt."),
+            Ok(false) => note("Noted."),
+            Err(error) => note(format!("error: {error}")),
+        }
+    }
+
+    fn tell_stats(&self) {
+        match &self.timings {
+            Some(timings) => self.tell(timings),
+            None => self.tell(&format!(
+                "no answer yet; {} of {} tokens in context",
+                self.session.position(),
+                self.session.sequence().n_ctx()
+            )),
+        }
+    }
+
+    /// Tells the model how to behave, or shows what it was told.
+    fn system(&mut self, text: Option<&str>) -> Result<(), Failure> {
+        if let Some(text) = text {
+            self.instruct(Pictures::without_marks(text));
+            return self.keep();
+        }
+        let told = self.messages.iter().find(|told| told.role == "system");
+        match told {
+            Some(message) => note(printable(&message.content)),
+            None => self.tell("it was told nothing"),
+        }
+        Ok(())
+    }
+
+    /// Makes `text` the one system message, the first.
+    fn instruct(&mut self, text: String) {
+        self.messages.retain(|message| message.role != "system");
+        self.messages.insert(0, Message::system(text));
+    }
+
+    /// Changes a flag of sampling, or shows what they are.
+    fn set(&mut self, flag: Option<(&str, Option<&str>)>) -> Result<(), Failure> {
+        let model = self.session.model().clone();
+        let Some((name, value)) = flag else {
+            let metadata = model.gguf().metadata();
+            let options = self.sampling.options(metadata, self.tokenizer)?;
+            note(format!(
+                "temp {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}; `ruvllm chat --help` has all",
+                options.temperature,
+                options.top_k,
+                options.top_p,
+                options.min_p,
+                options.repeat_penalty
+            ));
+            return Ok(());
+        };
+        let flag = match name.trim_start_matches('-') {
+            letter if letter.chars().count() == 1 => format!("-{letter}"),
+            name => format!("--{name}"),
+        };
+        let given: Vec<&str> = [Some(&flag[..]), value].into_iter().flatten().collect();
+        let sampling = (self.sampling.with(&given)).map_err(|error| {
+            let why = error.to_string();
+            let why = why.lines().next().unwrap_or_default();
+            Failure::Usage(why.trim_start_matches("error: ").to_string())
+        })?;
+        self.sampler = sampling.sampler(&model, self.tokenizer)?;
+        self.sampling = sampling;
+        Ok(())
+    }
+
+    /// Keeps the conversation under that name from now on.
+    fn save(&mut self, name: &SessionName) -> Result<(), Failure> {
+        self.has_no_images()?;
+        if Kept::exists(name)? {
+            return Err(Failure::Usage(format!(
+                "there is a conversation {name} already: /load {name} goes on with it"
+            )));
+        }
+        let (kept, _) = Kept::open(name)?;
+        self.change(kept)?;
+        self.keep()?;
+        self.tell(&format!("kept as {name}, with what follows"));
+        Ok(())
+    }
+
+    /// Goes on with the conversation of that name.
+    fn load(&mut self, name: &SessionName) -> Result<(), Failure> {
+        self.has_no_images()?;
+        if !Kept::exists(name)? {
+            return Err(Failure::Usage(format!(
+                "there is no conversation {name}; `ruvllm sessions` lists all"
+            )));
+        }
+        let (kept, messages) = Kept::open(name)?;
+        self.change(kept)?;
+        if let Some(kept) = &self.kept {
+            kept.load(&mut self.session);
+        }
+        self.messages = messages;
+        self.tell(&format!(
+            "a conversation of {} messages goes on",
+            self.messages.len()
+        ));
+        Ok(())
+    }
+
+    fn has_no_images(&self) -> Result<(), Failure> {
+        if self.pictures.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::Usage(KEPT_AS_TEXT.into()))
+    }
+
+    /// Another conversation takes the place of the one that was kept until now.
+    fn change(&mut self, kept: Kept) -> Result<(), Failure> {
+        match self.kept.replace(kept) {
+            Some(left) => left.save(&self.session),
+            None => Ok(()),
+        }
     }
 
     fn answer(&mut self) -> Result<(), Failure> {

@@ -16,6 +16,8 @@ pub(crate) mod plot;
 mod progress;
 pub(crate) mod runnable;
 mod size;
+#[cfg(feature = "chat")]
+pub(crate) mod slash;
 pub(crate) mod table;
 mod terminal;
 mod time;

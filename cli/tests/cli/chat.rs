@@ -198,7 +198,6 @@ fn commands_of_a_conversation() {
         ("/save a/b\n", "letters"),
         ("/load nothing\n", "no conversation nothing"),
         ("/image\n", "/image FILE"),
-        ("/good\n", "--learn"),
     ] {
         let out = within(&[], input);
         assert!(
