@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Windows' interfaces under Wine: the library, by `tests/systems.rs`.
+# Windows' interfaces under Wine: the library, by `tests/systems.rs`; in `.ci/long` the program, too, by all of its tests.
 # What Wine cannot show is in docs/design/testing.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,3 +23,9 @@ export WINEPATH="Z:${target//\//\\}"
 export CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=wine
 
 cargo test "${build[@]}" --package ruvllm --test systems
+[ -n "${RUVLLM_LONG:-}" ] || exit 0
+# Models run here: not quite without optimising.
+export CARGO_PROFILE_DEV_OPT_LEVEL=1
+cargo test "${build[@]}" --package ruvllm-cli --no-fail-fast -- --skip servers_that_lie
+# Behind downloads whose programs were killed, Wine 8 answers no more in the same process.
+cargo test "${build[@]}" --package ruvllm-cli --test pull servers_that_lie

@@ -2,7 +2,7 @@
 
 use crate::bench::target::Target;
 use crate::flags::{OverwriteArg, RecipeArgs, ThreadsArg};
-use crate::io::{Failure, count, note, parse_size, printable, read_text, same_file, size};
+use crate::io::{Failure, count, note, parse_size, printable, read_text, size};
 use crate::quantize::{Rows, file_type, plan};
 use ruvllm::gguf::{Gguf, TensorInfo};
 use ruvllm::model::quantize::{NamedType, Recipe, writer};
@@ -66,7 +66,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let gguf = Gguf::open(&args.input)?;
     args.overwrite.check(&args.output)?;
-    if same_file(&args.input, &args.output) {
+    // No output yet is not the input.
+    if same_file::is_same_file(&args.input, &args.output).unwrap_or(false) {
         return Err(Failure::Usage(format!(
             "{} is the input itself; write to another file",
             args.output.display()

@@ -81,21 +81,6 @@ pub(crate) fn check_overwrite(output: &Path, overwrite: bool) -> Result<(), Fail
     Err(Failure::Work(format!("{exists}: --overwrite asks for it")))
 }
 
-/// Whether two paths are one file.
-pub(crate) fn same_file(a: &Path, b: &Path) -> bool {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let inode = |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
-        matches!((inode(a), inode(b)), (Ok(a), Ok(b)) if a == b)
-    }
-    #[cfg(not(unix))]
-    {
-        let path = |path| std::fs::canonicalize(path);
-        matches!((path(a), path(b)), (Ok(a), Ok(b)) if a == b)
-    }
-}
-
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
         let any = &error as &dyn Any;

@@ -22,7 +22,7 @@ pub(crate) mod table;
 mod terminal;
 mod time;
 
-pub(crate) use failure::{Failure, check_overwrite, same_file};
+pub(crate) use failure::{Failure, check_overwrite};
 pub(crate) use input::*;
 pub(crate) use interrupt::on_interrupt;
 pub(crate) use json::*;

@@ -2,7 +2,9 @@
 //! two are loaded, and what other models' answers feel of a load. Slots whose server is killed.
 
 use super::house::{JSON, change, models, state, states};
-use super::load::{Rng, baseline, clients, holds_nothing, is_as_before, is_long};
+use super::load::{Rng, clients, holds_nothing, is_long};
+#[cfg(target_os = "linux")]
+use super::load::{baseline, is_as_before};
 use super::overhead::vocabulary;
 use super::{Folder, Server, completion, text};
 use serde_json::{Value, json};

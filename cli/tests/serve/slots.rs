@@ -1,9 +1,9 @@
 //! Texts of slots in files, sockets in the file system, and a log that is JSON alone.
 
 use super::house::change;
-use super::{Folder, Server, completion, ended, text, tiny};
+use super::{Folder, Server, completion, text, tiny};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 const JSON: &str = "content-type: application/json\r\n";
@@ -166,6 +166,8 @@ fn each_key_has_its_own() {
 #[cfg(unix)]
 #[test]
 fn sockets_in_the_file_system() {
+    use super::ended;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
     let folder = Folder::new("socket");
     let path = folder.path("s.sock");
@@ -230,7 +232,10 @@ fn every_line_of_a_json_log_is_json() {
                 child.kill().unwrap();
             }
         }
-        assert_eq!(child.wait().unwrap().code() == Some(1), !is_ready);
+        // One that is killed has this code on Windows.
+        let failed = child.wait().unwrap().code() == Some(1);
+        assert!(failed || is_ready);
+        assert!(!failed || !is_ready || cfg!(windows));
         assert!(n > 0);
     }
 }
@@ -239,6 +244,8 @@ fn every_line_of_a_json_log_is_json() {
 #[cfg(all(feature = "tls", not(any(windows, target_vendor = "apple"))))]
 #[test]
 fn encrypted() {
+    use super::ended;
+    use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::sync::Arc;
     use tokio_rustls::rustls::crypto::ring;

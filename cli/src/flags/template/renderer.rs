@@ -247,10 +247,11 @@ fn out_of_memory() -> ChatError {
     }
 }
 
-/// This program. Linux knows it even when its file was replaced since.
+/// This program. Linux knows it even when its file was replaced since. (On Windows the same path may
+/// lead to another program: Wine's.)
 fn executable() -> io::Result<PathBuf> {
     let link = PathBuf::from("/proc/self/exe");
-    if link.exists() {
+    if cfg!(any(target_os = "linux", target_os = "android")) && link.exists() {
         return Ok(link);
     }
     std::env::current_exe()
