@@ -16,6 +16,11 @@ pub(crate) fn from_fn<T: Copy, const N: usize>(mut f: impl FnMut(usize) -> T) ->
 }
 
 /// `f` of each element.
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 #[inline(always)]
 pub(crate) fn map<T: Copy, U: Copy, const N: usize>(
     x: [T; N],

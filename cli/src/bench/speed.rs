@@ -307,7 +307,6 @@ fn plot(rows: &[Row]) -> Plot {
             }
         };
         add(&name, Mark::Line, o.median());
-        add("", Mark::Dots, o.median());
         if let Some(ratio) = row.ratio() {
             add(
                 &format!("{name}, the other"),
@@ -316,6 +315,9 @@ fn plot(rows: &[Row]) -> Plot {
             );
         }
     }
+    // A point is no line.
+    let alone = series.iter_mut().filter(|s| s.points.len() == 1);
+    alone.for_each(|series| series.mark = Mark::Dots);
     let title = match rows.first() {
         Some(row) if one_model && one_number => {
             format!("{}, {} threads", row.model, row.outcome.n_threads)

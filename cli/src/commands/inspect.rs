@@ -249,21 +249,27 @@ fn plot(path: &Path, findings: &Findings) -> Result<Plot, Failure> {
     let h = findings.hparams.as_ref().ok_or_else(|| {
         Failure::Work("--svg: the file's header does not say what a session takes".into())
     })?;
-    let gib = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
+    let plan = |n_ctx, kv_type| {
+        let options = PlanOptions::from(SessionOptions {
+            n_ctx: Some(n_ctx),
+            kv_type,
+            ..SessionOptions::default()
+        });
+        Ok::<_, Failure>(MemoryPlan::of_header(&findings.header, h, &options)?.needed())
+    };
+    let most = plan(h.n_ctx_train, KvType::F16)?;
+    let (unit, shift) = if most < 2 << 30 {
+        ("MiB", 20)
+    } else {
+        ("GiB", 30)
+    };
+    let in_unit = |bytes: u64| bytes as f64 / f64::from(1u32 << shift);
     let mut series = Vec::new();
-    let mut most = 0.0f64;
     for kv_type in [KvType::F16, KvType::Q8, KvType::Q4] {
         let mut points = Vec::new();
         for i in 1..=N {
             let n_ctx = (h.n_ctx_train * i).div_ceil(N);
-            let options = PlanOptions::from(SessionOptions {
-                n_ctx: Some(n_ctx),
-                kv_type,
-                ..SessionOptions::default()
-            });
-            let plan = MemoryPlan::of_header(&findings.header, h, &options)?;
-            most = most.max(gib(plan.needed()));
-            points.push((n_ctx as f64, gib(plan.needed())));
+            points.push((n_ctx as f64, in_unit(plan(n_ctx, kv_type)?)));
         }
         series.push(Series {
             name: format!("KV cache in {kv_type}"),
@@ -272,9 +278,9 @@ fn plot(path: &Path, findings: &Findings) -> Result<Plot, Failure> {
             labels: Vec::new(),
         });
     }
-    let here = SystemMemory::now().map(|memory| gib(memory.available));
+    let here = SystemMemory::now().map(|memory| memory.available);
     // Far above, it would hide the lines.
-    if let Some(here) = here.filter(|&here| here < 2.0 * most) {
+    if let Some(here) = here.filter(|&here| here / 2 < most).map(in_unit) {
         series.push(Series {
             name: "free here".into(),
             mark: Mark::Dashes,
@@ -286,7 +292,7 @@ fn plot(path: &Path, findings: &Findings) -> Result<Plot, Failure> {
     Ok(Plot {
         title: name.to_string_lossy().into_owned(),
         x_label: "context, tokens".into(),
-        y_label: "memory, GiB".into(),
+        y_label: format!("memory, {unit}"),
         is_log: false,
         series,
     })
