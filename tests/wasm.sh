@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export RUVLLM_ROOT=$PWD
+program=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release/ruvllm
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}/wasm")
 # Optimising across codegen units is for what is published.
 quick=(CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16)
@@ -21,8 +22,14 @@ CARGO_TARGET_DIR=$target bash bindings/wasm/pack.sh "$target/package"
 rm -rf "$project"
 mkdir -p "$project"
 (cd "$project" && npm pack --silent "$target/package" && npm install --silent --no-audit --no-fund ./ruvllm-*.tgz)
-cp tests/wasm/package.mjs "$project"
+cp tests/wasm/package.mjs tests/wasm/conformance.mjs "$project"
 (cd "$project" && node --test package.mjs)
+if [ -n "${RUVLLM_CONFORMANCE:-}" ]; then
+    cargo build --locked --release
+    (cd "$project" && node conformance.mjs "$program")
+else
+    echo "SKIPPED: RUVLLM_CONFORMANCE names no models for both modules"
+fi
 python3 tests/wasm/browser.py "$target/package" "$target/pictures"
 # Tests of panics need unwinding, and one a thread.
 CARGO_TARGET_WASM32_WASIP1_RUNNER="node --no-warnings $PWD/tests/wasm/wasi.mjs" RUSTFLAGS="-C target-feature=+simd128" \
