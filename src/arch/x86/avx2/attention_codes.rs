@@ -14,6 +14,7 @@
 use super::attention;
 use super::dot::Dot;
 use super::elementwise::zero;
+use super::gemm::lane_sum;
 use crate::arch::arrays;
 use crate::arch::attention::{AttnParams, AttnPartial};
 use crate::arch::generic::attention_codes::{Query, Room, Steps, Weights, attention_codes, fits};
@@ -69,8 +70,7 @@ unsafe fn round(x: &[f32], words: &mut [i16]) -> i32 {
             _mm256_storeu_si256(words.as_mut_ptr().cast(), packed);
         }
     }
-    let lanes: [i32; 8] = bytemuck::cast(sum);
-    lanes.iter().sum()
+    lane_sum(sum)
 }
 
 /// A plane of a block, and the bytes of its rows.

@@ -659,7 +659,7 @@ pub(in crate::arch) fn round_halves(x: &[f32; 32]) -> [[f32; LANES]; 3] {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn lane_sum(x: __m256i) -> i32 {
+pub(super) fn lane_sum(x: __m256i) -> i32 {
     let (x, mut sum) = (int_array(x), 0);
     for x in x {
         sum += x;
