@@ -83,7 +83,12 @@ fn run(args: &[&str]) -> Output {
 }
 
 fn run_with_input(args: &[&str], input: &[u8]) -> Output {
-    let mut child = command(args)
+    fed(&mut command(args), input)
+}
+
+/// What a call does that finds `input` on stdin.
+fn fed(command: &mut Command, input: &[u8]) -> Output {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -571,7 +576,13 @@ fn bad_files() {
             _ => &[],
         };
         let call = |model| [&[name, "-m", model], input].concat();
-        fails(&call(&missing), 1, &["missing.gguf", "os error 2"]);
+        // The rest is in the words of the system.
+        let said = if cfg!(windows) {
+            "os error 2"
+        } else {
+            "No such file"
+        };
+        fails(&call(&missing), 1, &["missing.gguf", said]);
         fails(&call(readme), 1, &["Cargo.toml", "not a GGUF file"]);
     }
     let folder_name = folder.0.to_str().unwrap();

@@ -161,7 +161,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     printer.end()?;
     match &args.svg {
-        Some(path) => std::fs::write(path, plot(points).svg()).map_err(Failure::file(path)),
+        Some(path) => plot(points).write(path),
         None => Ok(()),
     }
 }

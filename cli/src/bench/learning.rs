@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let report = learning(&model, &tokens(&stream), &tokens(&control), &options)?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, plot(&report).svg()).map_err(Failure::file(path))?;
+        plot(&report).write(path)?;
         note(format!("wrote {}", path.display()));
     }
     if args.json {

@@ -272,7 +272,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     printer.end()?;
     match &args.svg {
-        Some(path) => std::fs::write(path, plot(&rows).svg()).map_err(Failure::file(path)),
+        Some(path) => plot(&rows).write(path),
         None => Ok(()),
     }
 }

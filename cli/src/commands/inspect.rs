@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         None => examine(in_file(path)?, Some(path))?,
     };
     if let Some(to) = &args.svg {
-        std::fs::write(to, plot(path, &findings)?.svg()).map_err(Failure::file(to))?;
+        plot(path, &findings)?.write(to)?;
     }
     if args.json {
         print_json(&as_json(path, &findings, args))

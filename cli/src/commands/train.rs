@@ -324,7 +324,7 @@ fn tell(args: &Args, report: &TrainReport) -> Result<(), Failure> {
             .map_err(Failure::file(path))?;
     }
     if let Some(path) = &args.svg {
-        std::fs::write(path, plot(report, args.loss).svg()).map_err(Failure::file(path))?;
+        plot(report, args.loss).write(path)?;
     }
     print(table(report, args.loss))
 }

@@ -1,6 +1,8 @@
 //! Plots as SVG: lines and points over two axes, on light and on dark grounds.
 
+use super::failure::Failure;
 use std::fmt::Write;
+use std::path::Path;
 
 /// What a series looks like.
 #[derive(Clone, Copy, PartialEq)]
@@ -252,6 +254,11 @@ impl Series {
 }
 
 impl Plot {
+    /// Writes it to a file.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+        std::fs::write(path, self.svg()).map_err(Failure::file(path))
+    }
+
     /// The file.
     pub(crate) fn svg(&self) -> String {
         let named = || self.series.iter().filter(|s| !s.name.is_empty());

@@ -2,20 +2,25 @@
 
 use super::*;
 
-#[test]
-fn chat_through_a_pipe() {
-    let folder = Folder::new();
-    let model = tiny(&folder);
-    let flags = [
+/// A conversation in which every answer has six tokens, always the same.
+fn greedy(model: &str) -> [&str; 8] {
+    [
         "chat",
         "-m",
-        &model,
+        model,
         "-n",
         "6",
         "--temp",
         "0",
         "--ignore-eos",
-    ];
+    ]
+}
+
+#[test]
+fn chat_through_a_pipe() {
+    let folder = Folder::new();
+    let model = tiny(&folder);
+    let flags = greedy(&model);
     let once = text(&run_with_input(&flags, b"the\n"));
     let twice = text(&run_with_input(&flags, b"the\n/clear\nthe\n"));
     assert!(!once.trim().is_empty());
@@ -53,29 +58,9 @@ fn conversations_last() {
     let folder = Folder::new();
     let model = tiny(&folder);
     let state = folder.name("state");
-    let within = |args: &[&str], input: &[u8]| {
-        let mut child = command(args)
-            .env("XDG_STATE_HOME", &state)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // One that refuses its flags does not wait for it.
-        let _ = child.stdin.take().unwrap().write_all(input);
-        child.wait_with_output().unwrap()
-    };
-    let flags = [
-        "chat",
-        "-m",
-        &model,
-        "-n",
-        "6",
-        "--temp",
-        "0",
-        "--ignore-eos",
-        "-v",
-    ];
+    let within =
+        |args: &[&str], input: &[u8]| fed(command(args).env("XDG_STATE_HOME", &state), input);
+    let flags = [&greedy(&model)[..], &["-v"]].concat();
     let named = [&flags[..], &["--session", "trip"]].concat();
     let whole = text(&within(&flags, b"the\nthe the\n"));
     let first = within(&named, b"the\n");
@@ -140,31 +125,13 @@ fn conversations_last() {
 fn commands_of_a_conversation() {
     let folder = Folder::new();
     let model = tiny(&folder);
-    let flags = [
-        "chat",
-        "-m",
-        &model,
-        "-n",
-        "6",
-        "--temp",
-        "0",
-        "--ignore-eos",
-    ];
+    let flags = greedy(&model);
     let within = |more: &[&str], input: &str| {
-        let mut child = command(&[&flags[..], more].concat())
-            .env("XDG_STATE_HOME", folder.path("state"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(input.as_bytes())
-            .unwrap();
-        child.wait_with_output().unwrap()
+        let mut call = command(&[&flags[..], more].concat());
+        fed(
+            call.env("XDG_STATE_HOME", folder.path("state")),
+            input.as_bytes(),
+        )
     };
     // What the model is told as a command is what it is told by a flag.
     let told = text(&within(&["-sys", "the the"], "the\n"));
