@@ -78,3 +78,13 @@ pub struct Call<'a, B> {
     /// Whether everything before must be finished first. Calls between two such may overlap.
     pub barrier: bool,
 }
+
+impl<B> Clone for Call<'_, B> {
+    fn clone(&self) -> Self {
+        Call {
+            dispatch: self.dispatch,
+            buffers: self.buffers.clone(),
+            barrier: self.barrier,
+        }
+    }
+}

@@ -2,9 +2,19 @@
 //! --ignored --nocapture speed`.
 
 use crate::devices;
+use crate::run::open;
+use ruvllm::compute::TokenKind;
+use ruvllm::engine::{EngineOptions, Outputs, Slot};
+use ruvllm::gguf::Gguf;
 use ruvllm::gpu::kernels::*;
-use ruvllm::gpu::webgpu::{DeviceStage, Options};
+use ruvllm::gpu::webgpu::{DeviceStage, Memory, Options, WebGpu};
+use ruvllm::gpu::{Call, Gpu, GpuError, GpuRunner, Runner};
+use ruvllm::kv::DeviceMemory;
 use ruvllm::quant::DType;
+use ruvllm::{CancelToken, Engine, KvType, SessionOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 /// Bytes that look random and are no NaN in any format that is measured.
 fn bytes(n: u64) -> Vec<u8> {
@@ -127,5 +137,187 @@ fn speed_of_products() {
                 measure(&stage, &dispatch, &what, flops);
             }
         }
+    }
+}
+
+/// A GPU that measures the passes of generated tokens, of which it is told the number, instead of
+/// running each once.
+struct Measuring {
+    gpu: WebGpu,
+    /// Passes that are run as they are before the next one is measured.
+    left: AtomicU32,
+}
+
+/// Kernels whose share of a pass is measured together, as one kernel does their work.
+const FAMILIES: &[&[&str]] = &[
+    &["embed"],
+    &["rms_norm", "rms_norm_add"],
+    &["rms_norm_heads", "rope_neox", "rope_norm", "append"],
+    &["attention_decode", "attention_merge"],
+    &["attention_prompt"],
+    &["silu_mul"],
+    &["matvec", "matmul"],
+];
+
+impl Measuring {
+    /// Seconds of a pass of these calls, of twenty without results, and of one with a result.
+    fn seconds(
+        &self,
+        calls: &[Call<'_, Memory>],
+        pages: &[u64],
+        reads: &mut [(&Memory, &mut [u8])],
+    ) -> Result<[f64; 2], GpuError> {
+        let mut all = [f64::MAX; 2];
+        for _ in 0..2 {
+            self.gpu.run(calls, pages, &mut [])?;
+            self.gpu.run(calls, pages, reads)?;
+            let start = Instant::now();
+            for _ in 0..20 {
+                self.gpu.run(calls, pages, &mut [])?;
+            }
+            let mut last = [0; 4];
+            let (buffer, _) = &reads[0];
+            self.gpu
+                .run(&calls[..1], pages, &mut [(buffer, &mut last)])?;
+            all[0] = all[0].min(start.elapsed().as_secs_f64() / 20.0);
+            let start = Instant::now();
+            self.gpu.run(calls, pages, reads)?;
+            all[1] = all[1].min(start.elapsed().as_secs_f64());
+        }
+        Ok(all)
+    }
+}
+
+impl Gpu for Measuring {
+    type Buffer = Memory;
+    const LANGUAGE: &'static str = "WebGPU";
+
+    fn name(&self) -> String {
+        self.gpu.name()
+    }
+    fn buffer(&self, bytes: usize) -> Result<Memory, GpuError> {
+        self.gpu.buffer(bytes)
+    }
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(Memory, bool), GpuError> {
+        self.gpu.tensor(gguf, index)
+    }
+    fn can_embed(&self, bytes: u64) -> bool {
+        self.gpu.can_embed(bytes)
+    }
+    fn shares_memory(&self) -> bool {
+        self.gpu.shares_memory()
+    }
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
+        self.gpu.page(bytes)
+    }
+    fn page_limit(&self) -> u64 {
+        self.gpu.page_limit()
+    }
+    fn len(&self, buffer: &Memory) -> usize {
+        self.gpu.len(buffer)
+    }
+    fn write(&self, buffer: &mut Memory, bytes: &[u8]) -> Result<(), GpuError> {
+        self.gpu.write(buffer, bytes)
+    }
+
+    fn run(
+        &self,
+        calls: &[Call<'_, Memory>],
+        pages: &[u64],
+        reads: &mut [(&Memory, &mut [u8])],
+    ) -> Result<(), GpuError> {
+        let left = self.left.load(Ordering::Relaxed);
+        if left != 1 || reads.is_empty() {
+            self.left.store(left.saturating_sub(1), Ordering::Relaxed);
+            return self.gpu.run(calls, pages, reads);
+        }
+        self.left.store(0, Ordering::Relaxed);
+        let [whole, read] = self.seconds(calls, pages, reads)?;
+        let n = self.gpu.device().dispatches();
+        println!(
+            "  {n} dispatches: {:.0} us, with its result {:.0} us",
+            whole * 1e6,
+            read * 1e6
+        );
+        let mut without = |what: &str, is: &dyn Fn(&Dispatch) -> bool| {
+            let kept: Vec<Call<'_, Memory>> = calls
+                .iter()
+                .filter(|call| !is(call.dispatch))
+                .cloned()
+                .collect();
+            if kept.len() < calls.len() {
+                let [rest, _] = self.seconds(&kept, pages, reads)?;
+                println!(
+                    "  {what}: {:.0} us, {} calls",
+                    (whole - rest) * 1e6,
+                    calls.len() - kept.len()
+                );
+            }
+            Ok::<(), GpuError>(())
+        };
+        for family in FAMILIES {
+            without(family[0], &|d| family.contains(&d.name))?;
+        }
+        Ok(())
+    }
+}
+
+fn step(engine: &Engine, slots: &mut [Slot<'_>]) {
+    let mut outputs = Outputs::default();
+    engine
+        .step(slots, &mut outputs, &CancelToken::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// What the parts of a token take in a model of a file, `RUVLLM_SPEED_MODEL`.
+#[test]
+#[ignore = "measures"]
+fn speed_of_passes() {
+    let Ok(file) = std::env::var("RUVLLM_SPEED_MODEL") else {
+        println!("SKIPPED: RUVLLM_SPEED_MODEL names no file");
+        return;
+    };
+    let model = open(Gguf::open(&file).unwrap()).unwrap();
+    for device in devices(Options::default()) {
+        if device.info().is_cpu && std::env::var_os("RUVLLM_SPEED_CPU").is_none() {
+            continue;
+        }
+        let gpu = Measuring {
+            gpu: WebGpu::new(device),
+            left: AtomicU32::new(0),
+        };
+        let runner = Arc::new(GpuRunner::new(gpu, &model, usize::MAX).unwrap());
+        let shared: Arc<dyn Runner> = Arc::clone(&runner) as Arc<dyn Runner>;
+        let engine = Engine::with_runner(&model, &EngineOptions::default(), shared).unwrap();
+        let options = SessionOptions {
+            n_ctx: Some(1024),
+            kv_type: KvType::F16,
+            ..Default::default()
+        };
+        for (n_rows, n_prompt) in [(1, 32), (1, 600), (8, 128), (64, 128)] {
+            let mut sequences: Vec<_> = (0..n_rows)
+                .map(|_| engine.sequence(&options).unwrap())
+                .collect();
+            let prompt: Vec<u32> = (0..n_prompt).map(|i| i % 1000).collect();
+            for sequence in &mut sequences {
+                let slot = Slot::new(sequence, &prompt, TokenKind::Prompt);
+                step(&engine, &mut [slot]);
+            }
+            println!("{n_rows} rows behind {n_prompt} tokens:");
+            let tokens: Vec<[u32; 1]> = (0..n_rows).map(|i| [i]).collect();
+            runner.gpu().left.store(1, Ordering::Relaxed);
+            let mut slots: Vec<_> = sequences
+                .iter_mut()
+                .zip(&tokens)
+                .map(|(sequence, token)| Slot::new(sequence, token, TokenKind::Generated))
+                .collect();
+            step(&engine, &mut slots);
+        }
+        let mut sequence = engine.sequence(&options).unwrap();
+        let prompt: Vec<u32> = (0..512).map(|i| i % 1000).collect();
+        println!("a prompt of 512:");
+        runner.gpu().left.store(1, Ordering::Relaxed);
+        let slot = Slot::new(&mut sequence, &prompt, TokenKind::Prompt);
+        step(&engine, &mut [slot]);
     }
 }

@@ -14,7 +14,7 @@ mod stage;
 
 pub use buffer::Buffer;
 pub use device::{AdapterInfo, Device, Options, adapters};
-pub use gpu::WebGpu;
+pub use gpu::{Memory, WebGpu};
 pub use stage::DeviceStage;
 
 use crate::gpu::{GpuError, GpuRunner, Runner, check, kernels};
