@@ -1,6 +1,7 @@
 //! Runs plans: allocates buffers for their names, writes inputs, reads results.
 
-use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set};
+use crate::gpu::kernels::Dispatch;
+use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set, Shape};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Call, Gpu, GpuError, Runner};
 use crate::kv::{DeviceMemory, PagePlace};
 use crate::lora::Adapter;
@@ -16,11 +17,46 @@ pub struct GpuRunner<G: Gpu> {
     embeds: bool,
     /// Bytes of weights that are copies.
     copied: u64,
+    passes: Mutex<Passes<G::Buffer>>,
+}
+
+/// What passes keep for later ones.
+struct Passes<B> {
     /// Weights, and buffers of passes, which grow on demand.
-    buffers: Mutex<HashMap<Key, G::Buffer>>,
+    buffers: Vec<B>,
+    indices: HashMap<Key, usize>,
     /// Terms of the adapters of earlier passes. A weak reference keeps an adapter's address and
     /// values as they are: whoever changes it gets a new one.
-    adapters: Mutex<Vec<(Weak<Adapter>, G::Buffer)>>,
+    adapters: Vec<(Weak<Adapter>, B)>,
+    /// The last pass.
+    planned: Planned,
+}
+
+/// A plan, for passes of its shape, with the places of its buffers.
+#[derive(Default)]
+struct Planned {
+    /// `None` if no other pass has this plan.
+    shape: Option<Shape>,
+    commands: Vec<(Dispatch, Vec<(Place, u64)>, bool)>,
+    /// First byte of each input, and its length.
+    inputs: Vec<(Input, usize, usize)>,
+    tiles: Vec<(Input, Vec<[u32; 2]>)>,
+    terms: Vec<[u32; 4]>,
+    /// Places of the residual stream, the head's inputs and the logits.
+    stream: Option<usize>,
+    states: Option<usize>,
+    logits: Option<usize>,
+}
+
+/// Where a buffer of a command is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// In [`Passes::buffers`].
+    Buffer(usize),
+    /// From this byte of the inputs on.
+    Inputs(usize),
+    /// In [`Passes::adapters`].
+    Adapter(usize),
 }
 
 /// A [`Name`] without the plan's lifetime.
@@ -42,9 +78,8 @@ impl Key {
         match name {
             Name::Tensor(index) => Some(Key::Tensor(index)),
             Name::Constant(values) => Some(Key::Constant(values.as_ptr().addr(), values.len())),
-            Name::Input(_) => Some(Key::Inputs),
             Name::Intermediate(scratch) => Some(Key::Intermediate(scratch)),
-            Name::Adapter(_) | Name::Cache(_) => None,
+            Name::Input(_) | Name::Adapter(_) | Name::Cache(_) => None,
         }
     }
 }
@@ -82,9 +117,9 @@ impl<G: Gpu> GpuRunner<G> {
             places: &places,
         };
         let plan = Plan::new(model, first_layer, &batch, false)?;
-        let (mut buffers, mut copied) = (HashMap::new(), 0);
+        let (mut buffers, mut indices, mut copied) = (Vec::new(), HashMap::new(), 0);
         for (name, _) in plan.commands.iter().flat_map(|command| &command.buffers) {
-            let Some(key) = Key::of(*name).filter(|key| !buffers.contains_key(key)) else {
+            let Some(key) = Key::of(*name).filter(|key| !indices.contains_key(key)) else {
                 continue;
             };
             let buffer = match name {
@@ -103,7 +138,8 @@ impl<G: Gpu> GpuRunner<G> {
                     continue;
                 }
             };
-            buffers.insert(key, buffer);
+            indices.insert(key, buffers.len());
+            buffers.push(buffer);
         }
         Ok(GpuRunner {
             gpu,
@@ -111,8 +147,12 @@ impl<G: Gpu> GpuRunner<G> {
             first_layer,
             embeds,
             copied,
-            buffers: Mutex::new(buffers),
-            adapters: Mutex::default(),
+            passes: Mutex::new(Passes {
+                buffers,
+                indices,
+                adapters: Vec::new(),
+                planned: Planned::default(),
+            }),
         })
     }
 
@@ -121,60 +161,93 @@ impl<G: Gpu> GpuRunner<G> {
         &self.gpu
     }
 
-    /// The buffer of a name, which has at least `bytes` bytes.
-    fn grown<'b>(
+    /// Index of the buffer of a key, which has at least `bytes` bytes.
+    fn grown(
         &self,
-        buffers: &'b mut HashMap<Key, G::Buffer>,
+        passes: &mut Passes<G::Buffer>,
         key: Key,
         bytes: usize,
-    ) -> Result<&'b mut G::Buffer, GpuError> {
-        if let Some(buffer) = buffers.remove(&key)
-            && self.gpu.len(&buffer) >= bytes
-        {
-            return Ok(buffers.entry(key).or_insert(buffer));
+    ) -> Result<usize, GpuError> {
+        let known = passes.indices.get(&key).copied();
+        if let Some(index) = known.filter(|&i| self.gpu.len(&passes.buffers[i]) >= bytes) {
+            return Ok(index);
         }
         let buffer = self.gpu.buffer(bytes)?;
-        Ok(buffers.entry(key).or_insert(buffer))
+        match known {
+            Some(index) => passes.buffers[index] = buffer,
+            None => {
+                passes.indices.insert(key, passes.buffers.len());
+                passes.buffers.push(buffer);
+            }
+        }
+        Ok(known.unwrap_or(passes.buffers.len() - 1))
     }
 
-    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
-        let plan = Plan::new(
-            &self.model,
-            self.first_layer,
-            batch,
-            outputs.states.is_some(),
-        )?;
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut inputs, mut starts) = (Vec::<u8>::new(), Vec::new());
+    /// Plans a pass and finds its buffers.
+    fn plan(
+        &self,
+        passes: &mut Passes<G::Buffer>,
+        batch: &Batch<'_>,
+        raw: bool,
+    ) -> Result<Planned, GpuError> {
+        let plan = Plan::new(&self.model, self.first_layer, batch, raw)?;
+        let (mut inputs, mut end) = (Vec::new(), 0);
         for (name, bytes) in plan.sizes() {
             let bytes =
                 usize::try_from(bytes).map_err(|_| GpuError::OutOfMemory { bytes: usize::MAX })?;
-            let data = self.input(&plan, batch, name);
             if let Name::Input(input) = name {
-                let start = inputs.len().next_multiple_of(ALIGN);
-                inputs.resize(start, 0);
-                inputs.extend(data.unwrap_or_default());
-                inputs.resize(inputs.len().max(start + bytes), 0);
-                starts.push((input, start as u64));
-                continue;
-            }
-            let Some(key) = Key::of(name) else { continue };
-            let buffer = self.grown(&mut buffers, key, bytes)?;
-            if let Some(data) = data {
-                self.gpu.write(buffer, &data)?;
+                let start = usize::next_multiple_of(end, ALIGN);
+                end = start + bytes;
+                inputs.push((input, start, bytes));
+            } else if let Some(key) = Key::of(name) {
+                self.grown(passes, key, bytes)?;
             }
         }
-        if !inputs.is_empty() {
-            // Page tables grow all the time; what was bound stays so for longer.
-            let room = inputs.len().max(1 << 16).next_power_of_two();
-            let buffer = self.grown(&mut buffers, Key::Inputs, room)?;
-            self.gpu.write(buffer, &inputs)?;
-        }
-        let mut adapters = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
-        adapters.retain(|(adapter, _)| adapter.strong_count() > 0);
-        let mut places = Vec::with_capacity(plan.adapters.len());
-        for adapter in &plan.adapters {
-            let known = adapters
+        // Page tables grow all the time; what was bound stays so for longer.
+        let room = end.max(1 << 16).next_power_of_two();
+        self.grown(passes, Key::Inputs, room)?;
+        let adapters = self.copied_adapters(passes, &plan.adapters)?;
+        let place = |name: Name<'_>| match name {
+            Name::Adapter(index) => Some(Place::Adapter(adapters[index])),
+            Name::Input(input) => {
+                let (_, start, _) = inputs.iter().find(|(other, ..)| *other == input)?;
+                Some(Place::Inputs(*start))
+            }
+            name => Some(Place::Buffer(*passes.indices.get(&Key::of(name)?)?)),
+        };
+        let commands = plan.commands.into_iter().map(|command| {
+            let buffers = command.buffers.iter();
+            let buffers = buffers.filter_map(|&(name, offset)| Some((place(name)?, offset)));
+            (command.dispatch, buffers.collect(), command.barrier)
+        });
+        let commands = commands.collect();
+        let of = |scratch| {
+            let key = Key::Intermediate(scratch);
+            passes.indices.get(&key).copied()
+        };
+        Ok(Planned {
+            shape: Shape::of(&self.model, batch, raw),
+            commands,
+            tiles: plan.tiles,
+            terms: plan.terms,
+            stream: of(Intermediate::X(Set::All)),
+            states: of(Intermediate::Normed(plan.outputs)),
+            logits: of(Intermediate::Logits),
+            inputs,
+        })
+    }
+
+    /// Indices of adapters in [`Passes::adapters`], to which those are added that are not there.
+    fn copied_adapters(
+        &self,
+        passes: &mut Passes<G::Buffer>,
+        adapters: &[Arc<Adapter>],
+    ) -> Result<Vec<usize>, GpuError> {
+        let copied = &mut passes.adapters;
+        copied.retain(|(adapter, _)| adapter.strong_count() > 0);
+        let mut indices = Vec::with_capacity(adapters.len());
+        for adapter in adapters {
+            let known = copied
                 .iter()
                 .position(|(other, _)| other.as_ptr() == Arc::as_ptr(adapter));
             if known.is_none() {
@@ -185,29 +258,50 @@ impl<G: Gpu> GpuRunner<G> {
                 let bytes: &[u8] = bytemuck::cast_slice(&values);
                 let mut buffer = self.gpu.buffer(bytes.len())?;
                 self.gpu.write(&mut buffer, bytes)?;
-                adapters.push((Arc::downgrade(adapter), buffer));
+                copied.push((Arc::downgrade(adapter), buffer));
             }
-            places.push(known.unwrap_or(adapters.len() - 1));
+            indices.push(known.unwrap_or(copied.len() - 1));
         }
-        let mut calls = Vec::with_capacity(plan.commands.len());
-        for command in &plan.commands {
-            let buffers = command.buffers.iter().filter_map(|&(name, offset)| {
-                let buffer = match name {
-                    Name::Adapter(index) => &adapters[places[index]].1,
-                    _ => buffers.get(&Key::of(name)?)?,
-                };
-                let start = match name {
-                    Name::Input(input) => starts.iter().find(|(other, _)| *other == input)?.1,
-                    _ => 0,
-                };
-                Some((buffer, start + offset))
+        Ok(indices)
+    }
+
+    fn run(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError> {
+        let raw = outputs.states.is_some();
+        let passes = &mut *self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut planned = std::mem::take(&mut passes.planned);
+        let shape = Shape::of(&self.model, batch, raw);
+        if shape.is_none() || planned.shape != shape {
+            planned = self.plan(passes, batch, raw)?;
+        }
+        let mut inputs = Vec::<u8>::new();
+        for &(input, start, bytes) in &planned.inputs {
+            inputs.resize(start, 0);
+            inputs.extend(self.input(&planned, batch, input));
+            inputs.resize(inputs.len().max(start + bytes), 0);
+        }
+        let index = self.grown(passes, Key::Inputs, inputs.len())?;
+        self.gpu.write(&mut passes.buffers[index], &inputs)?;
+        if let Some(stream) = planned.stream.filter(|_| !batch.hidden.is_empty()) {
+            let bytes = bytemuck::cast_slice(batch.hidden);
+            self.gpu.write(&mut passes.buffers[stream], bytes)?;
+        }
+        let buffer = |place: Place| match place {
+            Place::Buffer(index) => (&passes.buffers[index], 0),
+            Place::Inputs(start) => (&passes.buffers[index], start as u64),
+            Place::Adapter(index) => (&passes.adapters[index].1, 0),
+        };
+        let calls = planned.commands.iter().map(|(dispatch, buffers, barrier)| {
+            let buffers = buffers.iter().map(|&(place, offset)| {
+                let (buffer, start) = buffer(place);
+                (buffer, start + offset)
             });
-            calls.push(Call {
-                dispatch: &command.dispatch,
+            Call {
+                dispatch,
                 buffers: buffers.collect(),
-                barrier: command.barrier,
-            });
-        }
+                barrier: *barrier,
+            }
+        });
+        let calls: Vec<Call<'_, G::Buffer>> = calls.collect();
         let pages: BTreeSet<u64> = batch
             .slots
             .iter()
@@ -216,41 +310,37 @@ impl<G: Gpu> GpuRunner<G> {
             .copied()
             .collect();
         let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
-        let normed = Intermediate::Normed(plan.outputs);
         let results = [
-            (Intermediate::Logits, Some(outputs.logits)),
-            (normed, outputs.states),
+            (planned.logits, Some(outputs.logits)),
+            (planned.states, outputs.states),
         ];
         let mut reads = Vec::new();
-        for (scratch, values) in results {
-            if let (Some(values), Some(buffer)) = (values, buffers.get(&Key::Intermediate(scratch)))
+        for (index, values) in results {
+            if let (Some(index), Some(values)) = (index, values)
                 && !values.is_empty()
             {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
-                reads.push((buffer, bytes));
+                reads.push((&passes.buffers[index], bytes));
             }
         }
-        self.gpu.run(&calls, &pages, &mut reads)
+        self.gpu.run(&calls, &pages, &mut reads)?;
+        passes.planned = planned;
+        Ok(())
     }
 
-    /// Data that the host writes to a buffer of the plan; `None` if kernels write it.
-    fn input(&self, plan: &Plan<'_>, batch: &Batch<'_>, name: Name<'_>) -> Option<Vec<u8>> {
+    /// Data of an input.
+    fn input(&self, planned: &Planned, batch: &Batch<'_>, input: Input) -> Vec<u8> {
         let rows_of = |slot: &BatchSlot<'_>, set: Set| match set {
             Set::All => slot.rows.clone(),
             Set::Outputs => slot.outputs.clone(),
         };
         let rows = |set: Set| batch.slots.iter().flat_map(move |slot| rows_of(slot, set));
         let u32s = |values: Vec<u32>| bytemuck::cast_slice(&values).to_vec();
-        let data = match name {
-            Name::Intermediate(Intermediate::X(Set::All)) if !batch.hidden.is_empty() => {
-                bytemuck::cast_slice(batch.hidden).to_vec()
-            }
-            Name::Input(Input::Tokens) => bytemuck::cast_slice(batch.tokens).to_vec(),
-            Name::Input(Input::AdmissionConfig) => bytemuck::cast_slice(&plan.terms).to_vec(),
-            Name::Input(Input::OutputRows) => {
-                u32s(rows(Set::Outputs).map(|row| row as u32).collect())
-            }
-            Name::Input(Input::Rows(set)) => {
+        match input {
+            Input::Tokens => bytemuck::cast_slice(batch.tokens).to_vec(),
+            Input::AdmissionConfig => bytemuck::cast_slice(&planned.terms).to_vec(),
+            Input::OutputRows => u32s(rows(Set::Outputs).map(|row| row as u32).collect()),
+            Input::Rows(set) => {
                 let mut table = 0;
                 let mut data = Vec::new();
                 for slot in batch.slots {
@@ -260,7 +350,7 @@ impl<G: Gpu> GpuRunner<G> {
                 }
                 u32s(data)
             }
-            Name::Input(Input::Angles(set, rope)) => {
+            Input::Angles(set, rope) => {
                 let ropes = &self.model.hparams().ropes;
                 let n_pairs = ropes[rope].n_dims / 2;
                 let first = batch.tokens.len()
@@ -276,7 +366,7 @@ impl<G: Gpu> GpuRunner<G> {
                 }
                 bytemuck::cast_slice(&data).to_vec()
             }
-            Name::Input(Input::Pages(group)) => {
+            Input::Pages(group) => {
                 let pages: Vec<u64> = batch
                     .slots
                     .iter()
@@ -285,19 +375,12 @@ impl<G: Gpu> GpuRunner<G> {
                     .collect();
                 bytemuck::cast_slice(&pages).to_vec()
             }
-            Name::Input(input @ Input::Tiles(..)) => {
-                let (_, tiles) = plan.tiles.iter().find(|(other, _)| *other == input)?;
-                bytemuck::cast_slice(tiles).to_vec()
+            Input::Tiles(..) => {
+                let of_input = planned.tiles.iter().filter(|(other, _)| *other == input);
+                let tiles: Vec<[u32; 2]> = of_input.flat_map(|(_, tiles)| tiles).copied().collect();
+                bytemuck::cast_slice(&tiles).to_vec()
             }
-            Name::Intermediate(_)
-            | Name::Tensor(_)
-            | Name::Constant(_)
-            | Name::Adapter(_)
-            | Name::Cache(_) => {
-                return None;
-            }
-        };
-        Some(data)
+        }
     }
 }
 

@@ -16,6 +16,9 @@ fn weighted(sum: f32, total: f32) -> f32 {
 }
 
 //! kernel-group attention_decode attention_single
+//! if HALVES
+//! use attention_halves
+//! else
 //! use pages slabs
 
 // Queries of G heads as vectors, then the sums of values.
@@ -25,39 +28,14 @@ var<workgroup> scores: array<f32, 1024>;
 // A number of each thread.
 var<workgroup> numbers: array<f32, 128>;
 var<workgroup> shrinks: array<f32, $G>;
+// Of each head the largest score and the sum of weights.
+var<workgroup> ends: array<vec2<f32>, $G>;
 
 // Writes for each head and split the weighted sum of values, the largest score and the sum of weights: `partial` is
 // `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the largest head width, 128, 256 or 512.
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
-    let row = rows[p.rows_at + group.z];
-    let pos = row.x;
-    let seen = first_seen(pos, p.window);
-    let split = seen / SPLIT + group.x;
-    let start = max(seen, split * SPLIT);
-    let stop = min(pos + 1u, (split + 1u) * SPLIT);
-    if (start >= stop) {
-        return; // all threads alike
-    }
-    let n_group = p.n_head / p.n_head_kv;
-    let chunks = (n_group + $Gu - 1u) / $Gu;
-    let kv_head = group.y / chunks;
-    let chunk = group.y % chunks;
-    let heads = min($Gu, n_group - chunk * $Gu);
-    let first = group.z * p.n_head + kv_head * n_group + chunk * $Gu;
-
-    for (var i = t; i < heads * p.head_dim / 4u; i += 128u) {
-        let g = i / (p.head_dim / 4u);
-        let c = i % (p.head_dim / 4u);
-        let at = p.q_at + (first + g) * p.head_dim + 4u * c;
-        vectors[g * ($Du / 4u) + c] = p.scale * vec4<f32>(q[at], q[at + 1u], q[at + 2u], q[at + 3u]);
-    }
-
-    // Head of a thread in the softmax, with the same numbers in all of its threads.
-    let team = 128u / $Gu;
-    let my_head = t / team;
-    var largest = MASKED;
-    var total = 0.0;
+//! include attention_begin
     // Columns 4 * (lane + 32 * v) of each head, summed over a quarter of a page's keys.
     let lane = t % 32u;
     let quarter = t / 32u;
@@ -196,36 +174,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //! end
         }
     }
-    workgroupBarrier();
-//! if SINGLE
-    if (t % team == 0u) {
-        numbers[my_head] = largest;
-        numbers[$Gu + my_head] = total;
-    }
-    workgroupBarrier();
-    for (var i = t; i < heads * p.head_dim_v; i += 128u) {
-        let g = i / p.head_dim_v;
-        let c = i % p.head_dim_v;
-        let sink = sinks[p.sinks_at + kv_head * n_group + chunk * $Gu + g];
-        let all_largest = max(sink, numbers[g]);
-        let weight = exp_negative(numbers[g] - all_largest);
-        let all = fma(weight, numbers[$Gu + g], exp_negative(sink - all_largest));
-        out[p.out_at + (first + g) * p.head_dim_v + c] = weighted(fma(weight, vectors[g * ($Du / 4u) + c / 4u][c % 4u], 0.0), all);
-    }
-}
-//! else
-    for (var i = t; i < heads * p.head_dim_v; i += 128u) {
-        let g = i / p.head_dim_v;
-        let c = i % p.head_dim_v;
-        let to = ((first + g) * p.n_splits + group.x) * (p.head_dim_v + 2u) + c;
-        partial[p.partial_at + to] = vectors[g * ($Du / 4u) + c / 4u][c % 4u];
-    }
-    if (t % team == 0u && my_head < heads) {
-        let to = ((first + my_head) * p.n_splits + group.x) * (p.head_dim_v + 2u) + p.head_dim_v;
-        partial[p.partial_at + to] = largest;
-        partial[p.partial_at + to + 1u] = total;
-    }
-}
+//! include attention_end
 //! end
 
 //! kernel attention_merge

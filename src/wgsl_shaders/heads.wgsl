@@ -11,6 +11,9 @@ var<workgroup> sums: array<f32, 32>;
 // the values.
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
+    // Read first, as one place depends on the other.
+    let row = rows[p.rows_at + group.y];
+    let page = pages[p.pages_at + row.y + row.x / PAGE_POSITIONS];
     let of_queries = group.x < p.n_head;
     let of_values = group.x >= p.n_head + p.n_head_kv;
     var number = group.x;
@@ -87,8 +90,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (of_queries) {
         return;
     }
-    let row = rows[p.rows_at + group.y];
-    let page = pages[p.pages_at + row.y + row.x / PAGE_POSITIONS];
     let offset = select(p.key_offset, p.value_offset, of_values) + number * block_bytes(F16_BITS, n);
     let to = page.y + offset / 4u + row.x % PAGE_POSITIONS * n / 2u;
     for (var i = t; 2u * i < n; i += 128u) {

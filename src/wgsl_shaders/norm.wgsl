@@ -1,43 +1,26 @@
-// Norms, one workgroup of 256 per row. `_add` first adds a branch to the residual stream and stores the sum there. Values are
-// read eight at a time, as there are few threads for a row, each of which would wait for every one.
+// Norms, one workgroup of 256 per row. `_add` first adds a branch to the residual stream and stores the sum there.
 
 //! kernel-group rms_norm rms_norm_add layer_norm layer_norm_add
-var<workgroup> sums: array<f32, 272>;
+var<workgroup> sums: array<vec4<f32>, 68>;
+
+fn added(four: vec4<f32>) -> f32 {
+    return (four.x + four.y) + (four.z + four.w);
+}
 
 // Sum of `value` over a workgroup of 256, of sixteen sums of sixteen: the same in all threads.
 fn workgroup_sum(value: f32, t: u32) -> f32 {
     workgroupBarrier(); // `sums` may still be read from the call before
-    sums[t] = value;
+    sums[t / 4u][t % 4u] = value;
     workgroupBarrier();
     if (t < 16u) {
-        var sum = 0.0;
-//! for k < 16
-        sum += sums[t + 16u * $ku];
-//! end
-        sums[256u + t] = sum;
+        let sum = added((sums[4u * t] + sums[4u * t + 1u]) + (sums[4u * t + 2u] + sums[4u * t + 3u]));
+        sums[64u + t / 4u][t % 4u] = sum;
     }
     workgroupBarrier();
-    var sum = 0.0;
-//! for k < 16
-    sum += sums[256u + $ku];
-//! end
-    return sum;
+    return added((sums[64] + sums[65]) + (sums[66] + sums[67]));
 }
 
-// `1 / sqrt(mean of x^2 + eps)` of the row at `at`.
-fn rms_scale(at: u32, t: u32) -> f32 {
-    var sum = 0.0;
-    for (var i = t; i < p.n; i += 2048u) {
-//! for k < 8
-        let value_$k = x[at + min(i + 256u * $ku, p.n - 1u)];
-//! end
-//! for k < 8
-        sum = fma(value_$k, select(0.0, value_$k, i + 256u * $ku < p.n), sum);
-//! end
-    }
-    return 1.0 / sqrt(workgroup_sum(sum, t) / f32(p.n) + p.eps);
-}
-
+//! kernel-group layer_norm layer_norm_add
 // Mean of the row at `at`, and `1 / sqrt(variance + eps)`.
 fn mean_scale(at: u32, t: u32) -> vec2<f32> {
     var sum = 0.0;
@@ -53,31 +36,61 @@ fn mean_scale(at: u32, t: u32) -> vec2<f32> {
     return vec2<f32>(mean, 1.0 / sqrt(workgroup_sum(squares, t) / f32(p.n) + p.eps));
 }
 
-//! kernel rms_norm
-// `y = x / rms(x) * w`.
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
-    let row = folded(group);
-    let at = p.x_at + row * p.n;
-    if (row >= p.n_rows) {
-        return; // all threads alike
-    }
-    let scale = rms_scale(at, t);
-    for (var i = t; i < p.n; i += 2048u) {
-//! for k < 8
-        let j_$k = min(i + 256u * $ku, p.n - 1u);
-        let value_$k = x[at + j_$k] * scale * w[p.w_at + j_$k];
+//! kernel-group rms_norm rms_norm_add
+//! if WIDE
+fn stream(row: u32, j: u32) -> vec4<f32> {
+    let at = (p.x_at + row * p.n) / 4u + j;
+//! if ADDS
+    return fma(vec4<f32>(p.branch_scale), branch[(p.branch_at + row * p.n) / 4u + j], x[at]);
+//! else
+    return x[at];
 //! end
-//! for k < 8
-        if (i + 256u * $ku < p.n) {
-            y[p.y_at + row * p.n + j_$k] = value_$k;
-        }
-//! end
-    }
 }
 
-//! kernel rms_norm_add
-// `x += branch_scale * branch; y = x / rms(x) * w`. Each thread reads again only what it wrote.
+fn keep(row: u32, j: u32, value: vec4<f32>) {
+//! if ADDS
+    x[(p.x_at + row * p.n) / 4u + j] = value;
+//! end
+}
+
+// `x += branch_scale * branch; y = x / rms(x) * w`. A thread has four vectors in registers, as many as rows of 4096 values
+// have; for longer rows it reads again what it wrote. Behind the end it reads what it does not use.
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
+    let row = folded(group);
+    if (row >= p.n_rows) {
+        return; // all threads alike
+    }
+    let n = p.n / 4u;
+//! for k < 4
+    let j_$k = min(t + 256u * $ku, n - 1u);
+    let value_$k = stream(row, j_$k);
+    let weight_$k = w[p.w_at / 4u + j_$k];
+//! end
+    var squares = vec4<f32>();
+//! for k < 4
+    if (t + 256u * $ku < n) {
+        keep(row, j_$k, value_$k);
+        squares = fma(value_$k, value_$k, squares);
+    }
+//! end
+    for (var j = t + 1024u; j < n; j += 256u) {
+        let value = stream(row, j);
+        keep(row, j, value);
+        squares = fma(value, value, squares);
+    }
+    let scale = 1.0 / sqrt(workgroup_sum(added(squares), t) / f32(p.n) + p.eps);
+    let to = (p.y_at + row * p.n) / 4u;
+//! for k < 4
+    if (t + 256u * $ku < n) {
+        y[to + j_$k] = value_$k * scale * weight_$k;
+    }
+//! end
+    for (var j = t + 1024u; j < n; j += 256u) {
+        y[to + j] = x[(p.x_at + row * p.n) / 4u + j] * scale * w[p.w_at / 4u + j];
+    }
+}
+//! else
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let row = folded(group);
@@ -85,33 +98,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (row >= p.n_rows) {
         return; // all threads alike
     }
-    var sum = 0.0;
-    for (var i = t; i < p.n; i += 2048u) {
-//! for k < 8
-        // Behind the end a thread reads again what is its own: others may still be written.
-        let j_$k = select(i, i + 256u * $ku, i + 256u * $ku < p.n);
-        let value_$k = fma(p.branch_scale, branch[p.branch_at + row * p.n + j_$k], x[at + j_$k]);
+    var squares = 0.0;
+    for (var i = t; i < p.n; i += 256u) {
+//! if ADDS
+        x[at + i] = fma(p.branch_scale, branch[p.branch_at + row * p.n + i], x[at + i]);
 //! end
-//! for k < 8
-        if (i + 256u * $ku < p.n) {
-            x[at + j_$k] = value_$k;
-            sum = fma(value_$k, value_$k, sum);
-        }
-//! end
+        squares = fma(x[at + i], x[at + i], squares);
     }
-    let scale = 1.0 / sqrt(workgroup_sum(sum, t) / f32(p.n) + p.eps);
-    for (var i = t; i < p.n; i += 2048u) {
-//! for k < 8
-        let j_$k = select(i, i + 256u * $ku, i + 256u * $ku < p.n);
-        let value_$k = x[at + j_$k] * scale * w[p.w_at + j_$k];
-//! end
-//! for k < 8
-        if (i + 256u * $ku < p.n) {
-            y[p.y_at + row * p.n + j_$k] = value_$k;
-        }
-//! end
+    let scale = 1.0 / sqrt(workgroup_sum(squares, t) / f32(p.n) + p.eps);
+    for (var i = t; i < p.n; i += 256u) {
+        y[p.y_at + row * p.n + i] = x[at + i] * scale * w[p.w_at + i];
     }
 }
+//! end
 
 //! kernel layer_norm
 // `y = (x - mean) / deviation * w + b`.

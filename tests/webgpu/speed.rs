@@ -9,7 +9,7 @@ use ruvllm::gguf::Gguf;
 use ruvllm::gpu::kernels::*;
 use ruvllm::gpu::webgpu::{DeviceStage, Memory, Options, WebGpu};
 use ruvllm::gpu::{Call, Gpu, GpuError, GpuRunner, Runner};
-use ruvllm::kv::DeviceMemory;
+use ruvllm::kv::{DeviceMemory, PageMemory};
 use ruvllm::quant::DType;
 use ruvllm::{CancelToken, Engine, KvType, SessionOptions};
 use std::sync::Arc;
@@ -168,22 +168,21 @@ impl Measuring {
         reads: &mut [(&Memory, &mut [u8])],
     ) -> Result<[f64; 2], GpuError> {
         let mut all = [f64::MAX; 2];
-        for _ in 0..2 {
-            self.gpu.run(calls, pages, &mut [])?;
-            self.gpu.run(calls, pages, reads)?;
-            let start = Instant::now();
-            for _ in 0..20 {
-                self.gpu.run(calls, pages, &mut [])?;
-            }
-            let mut last = [0; 4];
-            let (buffer, _) = &reads[0];
-            self.gpu
-                .run(&calls[..1], pages, &mut [(buffer, &mut last)])?;
-            all[0] = all[0].min(start.elapsed().as_secs_f64() / 20.0);
+        for _ in 0..3 {
             let start = Instant::now();
             self.gpu.run(calls, pages, reads)?;
             all[1] = all[1].min(start.elapsed().as_secs_f64());
         }
+        let n = (0.06 / all[1]).clamp(2.0, 20.0) as usize;
+        let start = Instant::now();
+        for _ in 0..n {
+            self.gpu.run(calls, pages, &mut [])?;
+        }
+        let mut last = [0; 4];
+        let (buffer, _) = &reads[0];
+        self.gpu
+            .run(&calls[..1], pages, &mut [(buffer, &mut last)])?;
+        all[0] = start.elapsed().as_secs_f64() / n as f64;
         Ok(all)
     }
 }
@@ -239,6 +238,15 @@ impl Gpu for Measuring {
             whole * 1e6,
             read * 1e6
         );
+        let device = self.gpu.device();
+        for (lanes, outs) in [(0, 8), (32, 4), (64, 4), (128, 4)] {
+            device.force_lanes(lanes);
+            device.force_outs(outs);
+            let [whole, _] = self.seconds(calls, pages, reads)?;
+            println!("  lanes {lanes}, outs {outs}: {:.0} us", whole * 1e6);
+        }
+        device.force_lanes(0);
+        device.force_outs(0);
         let mut without = |what: &str, is: &dyn Fn(&Dispatch) -> bool| {
             let kept: Vec<Call<'_, Memory>> = calls
                 .iter()
@@ -313,6 +321,18 @@ fn speed_of_passes() {
                 .collect();
             step(&engine, &mut slots);
         }
+        let mut session = engine.session_with(&options).unwrap();
+        session.prefill(&[1, 2, 3]).unwrap();
+        for _ in 0..3 {
+            let start = Instant::now();
+            for _ in 0..40 {
+                session.decode(4).unwrap();
+            }
+            println!(
+                "tokens: {:.1} per second",
+                40.0 / start.elapsed().as_secs_f64()
+            );
+        }
         let mut sequence = engine.sequence(&options).unwrap();
         let prompt: Vec<u32> = (0..512).map(|i| i % 1000).collect();
         println!("a prompt of 512:");
@@ -320,4 +340,90 @@ fn speed_of_passes() {
         let slot = Slot::new(&mut sequence, &prompt, TokenKind::Prompt);
         step(&engine, &mut [slot]);
     }
+}
+
+/// A GPU that computes nothing: what is left is the CPU's work for a pass.
+struct Nothing;
+
+/// Memory of a page that nobody computes.
+#[derive(Debug)]
+struct Page(Vec<u8>);
+
+impl PageMemory for Page {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+    fn address(&self) -> u64 {
+        64
+    }
+}
+
+impl Gpu for Nothing {
+    type Buffer = usize;
+    const LANGUAGE: &'static str = "nothing";
+
+    fn name(&self) -> String {
+        String::new()
+    }
+    fn buffer(&self, bytes: usize) -> Result<usize, GpuError> {
+        Ok(bytes)
+    }
+    fn tensor(&self, gguf: &Gguf, index: usize) -> Result<(usize, bool), GpuError> {
+        Ok((gguf.tensors()[index].n_bytes as usize, false))
+    }
+    fn can_embed(&self, _: u64) -> bool {
+        true
+    }
+    fn shares_memory(&self) -> bool {
+        true
+    }
+    fn page(&self, bytes: usize) -> Option<DeviceMemory> {
+        Some(DeviceMemory::Shared(Box::new(Page(vec![0; bytes]))))
+    }
+    fn page_limit(&self) -> u64 {
+        1 << 40
+    }
+    fn len(&self, buffer: &usize) -> usize {
+        *buffer
+    }
+    fn write(&self, _: &mut usize, _: &[u8]) -> Result<(), GpuError> {
+        Ok(())
+    }
+    fn run(
+        &self,
+        _: &[Call<'_, usize>],
+        _: &[u64],
+        _: &mut [(&usize, &mut [u8])],
+    ) -> Result<(), GpuError> {
+        Ok(())
+    }
+}
+
+/// What the CPU does for a token besides what the device's calls take.
+#[test]
+#[ignore = "measures"]
+fn cost_of_planning() {
+    let Ok(file) = std::env::var("RUVLLM_SPEED_MODEL") else {
+        println!("SKIPPED: RUVLLM_SPEED_MODEL names no file");
+        return;
+    };
+    let model = open(Gguf::open(&file).unwrap()).unwrap();
+    let runner = Arc::new(GpuRunner::new(Nothing, &model, usize::MAX).unwrap());
+    let engine = Engine::with_runner(&model, &EngineOptions::default(), runner).unwrap();
+    let mut session = engine
+        .session_with(&SessionOptions {
+            n_ctx: Some(1024),
+            kv_type: KvType::F16,
+            ..Default::default()
+        })
+        .unwrap();
+    session.prefill(&[1, 2, 3]).unwrap();
+    let start = Instant::now();
+    for _ in 0..500 {
+        session.decode(4).unwrap();
+    }
+    println!("{:.0} us per token", start.elapsed().as_secs_f64() * 2e3);
 }

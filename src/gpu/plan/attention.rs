@@ -13,6 +13,15 @@ use crate::layers::attention::weights::Attn;
 use crate::layers::rope::spec::RopeOrder;
 use crate::quant::DType;
 
+/// Splits of the keys that a generated row at `pos` sees, all or the last `window` if that is not 0.
+pub(super) fn splits(pos: u32, window: u32) -> u32 {
+    let first = match window {
+        0 => 0,
+        window => (pos + 1).saturating_sub(window),
+    };
+    pos / SPLIT - first / SPLIT + 1
+}
+
 impl<'m> Planner<'m, '_> {
     /// Norm and rotation of heads; returns the buffer with the result.
     pub(super) fn heads(
@@ -182,18 +191,11 @@ impl<'m> Planner<'m, '_> {
         let tiles = self.tiles(&rows, tile_rows);
         for run in rows.runs().into_iter().filter(|run| run.generated) {
             args.n_rows = run.n;
-            let first_seen = |pos: u32| {
-                if args.window == 0 {
-                    0
-                } else {
-                    (pos + 1).saturating_sub(args.window)
-                }
-            };
             let positions = rows
                 .parts_of(run)
                 .flat_map(|part| part.pos..part.pos + part.n);
             args.n_splits = positions
-                .map(|pos| pos / SPLIT - first_seen(pos) / SPLIT + 1)
+                .map(|pos| splits(pos, args.window))
                 .max()
                 .unwrap_or(1);
             let here = (row_data, u64::from(run.first) * Element::Row.size());

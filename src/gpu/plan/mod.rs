@@ -9,6 +9,9 @@
 mod adapters;
 mod attention;
 mod experts;
+mod shape;
+
+pub use shape::Shape;
 
 use crate::arch::KvType;
 use crate::compute::weight::{Linear, Weight};

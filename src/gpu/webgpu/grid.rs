@@ -59,6 +59,11 @@ pub(super) fn grid(
             let a: MatmulExpertsArgs = bytemuck::pod_read_unaligned(args);
             [a.n_out.div_ceil(64), a.n_chosen.div_ceil(64), a.n_expert]
         }
+        "attention_decode" | "attention_single" => {
+            let a: AttentionArgs = bytemuck::pod_read_unaligned(args);
+            let chunks = (a.n_head / a.n_head_kv).div_ceil(instance.heads_each());
+            [a.n_splits, a.n_head_kv * chunks, a.n_rows]
+        }
         name if FOLDED.contains(&name) && dispatch.grid[0] > MOST => {
             [MOST, dispatch.grid[0].div_ceil(MOST), 1]
         }

@@ -2,9 +2,9 @@
 //! with the same activations, as queries, keys and values are; two of them with the activation that
 //! follows; and what [`joined`] has kernels for. Bits are those of single calls.
 
-use crate::gpu::kernels::{Access, Dispatch, Element, ElementwiseArgs, MatvecArgs};
+use crate::gpu::kernels::{Access, AttentionArgs, Dispatch, Element, ElementwiseArgs, MatvecArgs};
 use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline};
-use crate::gpu::webgpu::joined::joined;
+use crate::gpu::webgpu::joined::{F16_BITS, joined};
 use crate::gpu::webgpu::pace::operations;
 use crate::gpu::webgpu::shaders::{GATES, Instance, declaration, lanes};
 use crate::quant::DType;
@@ -195,6 +195,7 @@ pub(super) fn instance(
         variant: dispatch.variant,
         wide: bindings.iter().any(|b| b.element == Element::Weights),
         slabs: 0,
+        halves: false,
         lanes: 0,
         outs: 4,
         more: [None; 2],
@@ -206,8 +207,13 @@ pub(super) fn instance(
     if bindings.iter().any(|b| b.element == Element::Page) {
         instance.slabs = slabs;
     }
+    if matches!(dispatch.name, "attention_decode" | "attention_single") {
+        let args: AttentionArgs = bytemuck::pod_read_unaligned(&dispatch.args);
+        instance.halves = [args.key_bits, args.value_bits] == [F16_BITS; 2];
+    }
+    instance.wide |= instance.is_rms_norm();
     if instance.wide {
-        // The length of rows is the first argument of all kernels with weights.
+        // The length of rows is the first argument of all kernels with weights, and of norms.
         let n = dispatch
             .args
             .first_chunk()

@@ -10,7 +10,7 @@ use crate::gpu::webgpu::buffer::{Bound, Buffer};
 use crate::quant::DType;
 
 /// Bits per value of keys and values in f16.
-const F16_BITS: u32 = 16;
+pub(super) const F16_BITS: u32 = 16;
 /// Most values of a head that the kernel takes.
 const MAX_HEAD: u32 = 512;
 

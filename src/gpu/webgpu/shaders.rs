@@ -47,6 +47,18 @@ pub const FILES: &[(&str, &str)] = &[
         include_str!("../../wgsl_shaders/attention_decode.wgsl"),
     ),
     (
+        "attention_begin",
+        include_str!("../../wgsl_shaders/attention_begin.wgsl"),
+    ),
+    (
+        "attention_halves",
+        include_str!("../../wgsl_shaders/attention_halves.wgsl"),
+    ),
+    (
+        "attention_end",
+        include_str!("../../wgsl_shaders/attention_end.wgsl"),
+    ),
+    (
         "attention_prompt",
         include_str!("../../wgsl_shaders/attention_prompt.wgsl"),
     ),
@@ -74,6 +86,8 @@ pub struct Instance {
     pub wide: bool,
     /// Buffers in which pages lie; 0 if the kernel reads none.
     pub slabs: u32,
+    /// Whether pages are in f16, of which attention to generated tokens then reads vectors.
+    pub halves: bool,
     /// Threads that share a row of weights, in products of few rows: 32, 64 or 128, otherwise 0.
     pub lanes: u32,
     /// Weight rows per team of threads, in products of few rows.
@@ -137,7 +151,11 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
             .flat_map(|f| variants.iter().map(move |v| (f, v)))
         {
             let floats = has(Element::Weights) && format.block().0 == 1;
-            let wides = if floats { &[false, true][..] } else { &[true] };
+            let norms = matches!(d.name, "rms_norm" | "rms_norm_add");
+            let wides = match floats || norms {
+                true => &[false, true][..],
+                false => &[true],
+            };
             let lanes = match d.name.starts_with("matvec") {
                 true => &[32, 64, 128][..],
                 false => &[0],
@@ -145,17 +163,26 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
             let both = wides
                 .iter()
                 .flat_map(|&wide| lanes.iter().map(move |&lanes| (wide, lanes)));
-            all.extend(both.map(|(wide, lanes)| Instance {
+            let single = both.map(|(wide, lanes)| Instance {
                 name: d.name,
                 format,
                 variant,
-                wide: wide && has(Element::Weights),
+                wide: wide && (norms || has(Element::Weights)),
                 slabs: if has(Element::Page) { slabs } else { 0 },
+                halves: false,
                 lanes,
                 outs: 4,
                 more: [None; 2],
                 gate: None,
-            }));
+            });
+            let first = all.len();
+            all.extend(single);
+            if matches!(d.name, "attention_decode" | "attention_single") {
+                all.push(Instance {
+                    halves: true,
+                    ..all[first]
+                });
+            }
             if d.name == "matvec" {
                 let three = Instance {
                     name: d.name,
@@ -163,6 +190,7 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                     variant,
                     wide: true,
                     slabs: 0,
+                    halves: false,
                     lanes: 64,
                     outs: 4,
                     more: [Some(format), Some(DType::Q6_K)],
@@ -209,6 +237,9 @@ impl Instance {
         if self.lanes != 0 {
             name += &format!("_lanes{}", self.lanes);
         }
+        if self.halves {
+            name += "_halves";
+        }
         if self.slabs != 0 {
             name += &format!("_slabs{}", self.slabs);
         }
@@ -220,6 +251,11 @@ impl Instance {
         self.name.starts_with("matvec") || self.name.starts_with("matmul")
     }
 
+    /// Whether it is a norm that has a text with vectors.
+    pub(super) fn is_rms_norm(&self) -> bool {
+        matches!(self.name, "rms_norm" | "rms_norm_add")
+    }
+
     /// Whether the binding `element` has vectors of 16 bytes, to which its offset then has to be
     /// aligned.
     pub(super) fn vectors(&self, element: Element, access: Access) -> bool {
@@ -229,6 +265,7 @@ impl Instance {
                 DType::F32 | DType::F16 | DType::BF16 => self.wide,
                 _ => false,
             },
+            Element::F32 if self.is_rms_norm() => self.wide,
             Element::F32 => self.wide && self.is_product() && access == Access::Read,
             _ => false,
         }
@@ -254,6 +291,12 @@ impl Instance {
         matches!(self.name, "append" | "heads")
     }
 
+    /// Query heads that a workgroup takes in attention of generated tokens.
+    pub(super) fn heads_each(&self) -> u32 {
+        let most = if self.halves { 512 } else { 1024 };
+        most / self.variant.max(1)
+    }
+
     fn constant(&self, name: &str) -> Option<String> {
         let rows = self.variant.max(1);
         let number = match name {
@@ -271,6 +314,7 @@ impl Instance {
             "THIRD" => u32::from(self.more[1].is_some()),
             "WIDE" => u32::from(self.wide),
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
+            "ADDS" => u32::from(self.name == "rms_norm_add"),
             "SINGLE" => u32::from(self.name == "attention_single"),
             "NEOX" => self.variant & 1,
             "NORMS" => self.variant >> 1,
@@ -279,13 +323,15 @@ impl Instance {
             // Attention: the widest head; of generated tokens, query heads per workgroup and
             // vectors of a thread; rows of a tile of prompts.
             "D" => self.variant,
-            "G" => 1024 / rows,
+            "G" => self.heads_each(),
+            "HALVES" => u32::from(self.halves),
             "WIDTH" => rows / 128,
             "TILE_ROWS" => 4096 / rows,
             // Of the output of a thread: rows, and columns as vectors.
             "ROWS_EACH" => 512 / rows,
             "VECTORS_EACH" => rows / 64,
             "KEYS" => 1024 / rows,
+            "SCORES" if self.halves => 64 * self.heads_each(),
             "SCORES" => 4096 / rows * 65,
             "COLUMNS" => {
                 let columns = match self.name {
@@ -388,6 +434,7 @@ impl Instance {
         let (mode, of) = match self.name {
             "append" => ("read_write", "atomic<u32>"),
             _ if self.writes_pages() => ("read_write", "u32"),
+            _ if self.halves => ("read", "vec4<u32>"),
             _ => ("read", "u32"),
         };
         for slab in 0..self.slabs {

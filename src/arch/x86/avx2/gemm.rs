@@ -451,66 +451,74 @@ unsafe fn int_tile<
         // The same of the weights and of the activations.
         let w = |j: usize, r: usize, v: usize| if TRANSPOSED { lanes(j, v) } else { splat(j, r) };
         let x = |j: usize, r: usize, v: usize| if TRANSPOSED { splat(j, r) } else { lanes(j, v) };
-        for part in 0..parts {
-            let mut int = [[_mm256_setzero_si256(); VECS]; ROWS];
-            if ZERO_POINT {
-                for r in 0..ROWS {
-                    for v in 0..VECS {
-                        int[r][v] = x(factors + 2 + part, r, v);
+        // Without a loop over parts: addresses that are computed take the ports of the products.
+        macro_rules! add {
+            ($part:literal) => {
+                let part = $part;
+                let mut int = [[_mm256_setzero_si256(); VECS]; ROWS];
+                if ZERO_POINT {
+                    for r in 0..ROWS {
+                        for v in 0..VECS {
+                            int[r][v] = x(factors + 2 + part, r, v);
+                        }
                     }
                 }
-            }
-            // With six bits, sums of 4 products below 64·127 fit 16 bits, and are widened at once.
-            let in_pairs = BITS == 6 && !D::SUMS_BYTES;
-            for j in (part * words..(part + 1) * words).step_by(if in_pairs { 2 } else { 1 }) {
+                // With six bits, sums of 4 products below 64·127 fit 16 bits, and are widened at once.
+                let in_pairs = BITS == 6 && !D::SUMS_BYTES;
+                for j in (part * words..(part + 1) * words).step_by(if in_pairs { 2 } else { 1 }) {
+                    for r in 0..ROWS {
+                        for v in 0..VECS {
+                            let product = |j: usize| _mm256_maddubs_epi16(w(j, r, v), x(j, r, v));
+                            int[r][v] = match BITS {
+                                // SAFETY: a level with such panels has the instructions of `D`.
+                                _ if bytes && D::SUMS_BYTES => unsafe {
+                                    D::bytes(int[r][v], w(j, r, v), x(j, r, v))
+                                },
+                                // Sums of 16 products below 16·127, or of 8 below 32·127: less than
+                                // 2¹⁵.
+                                ..6 => _mm256_add_epi16(int[r][v], product(j)),
+                                6 => {
+                                    let pair = _mm256_add_epi16(product(j), product(j + 1));
+                                    _mm256_add_epi32(int[r][v], _mm256_madd_epi16(pair, one))
+                                }
+                                // Sums of at most 32 products of 2⁷ and 2¹⁴.
+                                // SAFETY: as above.
+                                _ => unsafe { D::words(int[r][v], w(j, r, v), x(j, r, v)) },
+                            };
+                        }
+                    }
+                }
+                let (d_word, sum_word) = match (ZERO_POINT, SPAN) {
+                    (true, _) => (factors + part, 0),
+                    (false, 32) => (factors, factors + 3),
+                    (false, _) => (factors, factors + 1 + part),
+                };
                 for r in 0..ROWS {
                     for v in 0..VECS {
-                        let product = |j: usize| _mm256_maddubs_epi16(w(j, r, v), x(j, r, v));
-                        int[r][v] = match BITS {
-                            // SAFETY: a level with such panels has the instructions of `D`.
-                            _ if bytes && D::SUMS_BYTES => unsafe {
-                                D::bytes(int[r][v], w(j, r, v), x(j, r, v))
-                            },
-                            // Sums of 16 products below 16·127, or of 8 below 32·127: less than
-                            // 2¹⁵.
-                            ..6 => _mm256_add_epi16(int[r][v], product(j)),
-                            6 => {
-                                let pair = _mm256_add_epi16(product(j), product(j + 1));
-                                _mm256_add_epi32(int[r][v], _mm256_madd_epi16(pair, one))
-                            }
-                            // Sums of at most 32 products of 2⁷ and 2¹⁴.
-                            // SAFETY: as above.
-                            _ => unsafe { D::words(int[r][v], w(j, r, v), x(j, r, v)) },
+                        let int = if BITS < 6 && !D::SUMS_BYTES {
+                            _mm256_madd_epi16(int[r][v], one)
+                        } else {
+                            int[r][v]
                         };
+                        let d = _mm256_castsi256_ps(x(d_word, r, v));
+                        let product = _mm256_mul_ps(_mm256_cvtepi32_ps(int), d);
+                        acc[r][v] = _mm256_fmadd_ps(
+                            product,
+                            _mm256_castsi256_ps(w(factors + part, r, v)),
+                            acc[r][v],
+                        );
+                        if !ZERO_POINT {
+                            let sum = _mm256_castsi256_ps(x(sum_word, r, v));
+                            let offset = _mm256_castsi256_ps(w(factors + 2 + part, r, v));
+                            acc[r][v] = _mm256_fmadd_ps(offset, sum, acc[r][v]);
+                        }
                     }
                 }
-            }
-            let (d_word, sum_word) = match (ZERO_POINT, SPAN) {
-                (true, _) => (factors + part, 0),
-                (false, 32) => (factors, factors + 3),
-                (false, _) => (factors, factors + 1 + part),
             };
-            for r in 0..ROWS {
-                for v in 0..VECS {
-                    let int = if BITS < 6 && !D::SUMS_BYTES {
-                        _mm256_madd_epi16(int[r][v], one)
-                    } else {
-                        int[r][v]
-                    };
-                    let d = _mm256_castsi256_ps(x(d_word, r, v));
-                    let product = _mm256_mul_ps(_mm256_cvtepi32_ps(int), d);
-                    acc[r][v] = _mm256_fmadd_ps(
-                        product,
-                        _mm256_castsi256_ps(w(factors + part, r, v)),
-                        acc[r][v],
-                    );
-                    if !ZERO_POINT {
-                        let sum = _mm256_castsi256_ps(x(sum_word, r, v));
-                        let offset = _mm256_castsi256_ps(w(factors + 2 + part, r, v));
-                        acc[r][v] = _mm256_fmadd_ps(offset, sum, acc[r][v]);
-                    }
-                }
-            }
+        }
+        add!(0);
+        if parts == 2 {
+            add!(1);
         }
     }
     for r in 0..ROWS {
