@@ -2199,8 +2199,12 @@ fn benches_of_drafts() {
         (Some(30), Some(200))
     );
 
-    let replayed = rows(&["-f", recorded]);
+    let folder = Folder::new();
+    let picture = folder.name("drafts.svg");
+    let replayed = rows(&["-f", recorded, "--svg", &picture]);
     assert_eq!(replayed.len(), 10);
+    let picture = std::fs::read_to_string(&picture).unwrap();
+    assert_eq!(picture.matches("drafts came true").count(), 10);
     for row in &replayed {
         let accepted = row["drafters"]["ngram"]["accepted"].as_u64().unwrap();
         assert_eq!(
@@ -2211,7 +2215,6 @@ fn benches_of_drafts() {
         assert!(row["speedup"].as_f64().unwrap() > 0.0);
     }
 
-    let folder = Folder::new();
     for (line, part) in [
         (
             "{\"name\": \"a\", \"prompt\": \"b\"}",

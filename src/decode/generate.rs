@@ -210,8 +210,7 @@ impl<S: BorrowMut<Session>, P: BorrowMut<Sampler>> Generation<S, P> {
     }
 
     /// Computes several tokens per pass where that is faster: the text stays the same, see
-    /// [`Speculation`]. Sessions with a [hook](crate::compute::OutputHook), and engines on a
-    /// device, do without.
+    /// [`Speculation`]. Sessions with a [hook](crate::compute::OutputHook) do without.
     #[must_use]
     pub fn speculate(mut self, speculation: Speculation) -> Self {
         let speculator = Speculator::new(speculation);

@@ -3,6 +3,7 @@
 use super::lists::list;
 use super::models::ModelsArgs;
 use crate::flags::{SpeculationArgs, demo_metadata, engine};
+use crate::io::bars::{Bar, Bars};
 use crate::io::table::Printer;
 use crate::io::{Failure, name as name_of, read_text};
 use ruvllm::Model;
@@ -20,6 +21,8 @@ Examples:
                                        what drafts gain on recorded answers
   ruvllm bench replay --synthetic llama-1b --spec-synthetic 0.5,0.8 -n 256
                                        … and by how many of them come true
+  ruvllm bench replay -m model.gguf -f tests/data/replay.jsonl --svg drafts.svg
+                                       the gain of each workload, drawn
 
 -f reads JSON lines with name, prompt and answer, and samples the answer whatever the logits are; \
 --spec-synthetic drafts for -n made-up tokens behind -d others. Both run in turns with plain decoding, of \
@@ -53,6 +56,9 @@ pub(crate) struct Args {
         allow_negative_numbers = true
     )]
     n_depth: Vec<String>,
+    /// Draw how many times as fast each workload is with drafts
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     models: ModelsArgs,
     #[command(flatten)]
@@ -189,20 +195,63 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let threads = args.models.threads()?;
     let mut printer = Printer::new(args.models.output);
+    let mut rows = Vec::new();
     args.models.each(
         |shape, file_type| Ok(synthetic_with_tokens(shape, file_type, &demo_metadata()?)?),
-        |model, name| measure(args, model, name, &threads, &mut printer),
+        |model, name| measure(args, model, name, &threads, &mut printer, &mut rows),
     )?;
-    printer.end()
+    printer.end()?;
+    match &args.svg {
+        Some(path) => bars(&rows).write(path),
+        None => Ok(()),
+    }
 }
 
-/// Measures every workload on `model`.
+/// The speed-up of each row, with how many drafts came true.
+fn bars(rows: &[Row]) -> Bars {
+    let is_one = |of: &dyn Fn(&Row) -> String| rows.iter().all(|row| of(row) == of(&rows[0]));
+    let one_model = is_one(&|row| row.model.clone());
+    let one_number = is_one(&|row| row.n_threads.to_string());
+    let bar = |row: &Row| {
+        let mut name = row.workload.clone();
+        if !one_number {
+            name += &format!(", {} threads", row.n_threads);
+        }
+        if !one_model {
+            name = format!("{} {name}", row.model);
+        }
+        let of = |of: &dyn Fn(&DraftStats) -> usize| -> usize {
+            row.drafters.iter().map(|(_, stats)| of(stats)).sum()
+        };
+        let (accepted, drafted) = (of(&|stats| stats.n_accepted), of(&|stats| stats.n_drafted));
+        Bar {
+            name,
+            value: row.speedup(),
+            label: format!(
+                "{:.2}: {accepted} of {drafted} drafts came true",
+                row.speedup()
+            ),
+        }
+    };
+    let model = rows.first().filter(|_| one_model).map(|row| &row.model);
+    Bars {
+        title: model.map_or("With drafts".into(), |model| {
+            format!("{model}, with drafts")
+        }),
+        x_label: "times as fast as without".into(),
+        base: 1.0,
+        bars: rows.iter().map(bar).collect(),
+    }
+}
+
+/// Measures every workload on `model`; adds their rows.
 fn measure(
     args: &Args,
     model: &Model,
     name: &str,
     threads: &[usize],
     printer: &mut Printer,
+    rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
     let options = &SessionOptions {
         keep_states: args.speculation.reads_states(),
@@ -238,7 +287,9 @@ fn measure(
                     drafts,
                     drafters,
                 };
-                printer.row(&row.cells(), || row.json())
+                printer.row(&row.cells(), || row.json())?;
+                rows.push(row);
+                Ok::<(), Failure>(())
             };
         if let Some(path) = &args.file {
             for Recording {

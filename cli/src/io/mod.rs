@@ -1,6 +1,7 @@
 //! What comes into the program and what leaves it: terminal, files, JSON, sizes, times, tables, and
 //! what is told of a machine and of a model. Knows no flag and no command.
 
+pub(crate) mod bars;
 #[cfg(feature = "chat")]
 pub(crate) mod conversations;
 mod failure;

@@ -44,17 +44,17 @@ const BELOW: f64 = 48.0;
 /// Most points of a line: more are not to be told apart.
 const MAX_POINTS: usize = 1440;
 /// Ten that are told apart on white and on black, by people who see fewer colours, too.
-const COLOURS: [&str; 10] = [
+pub(super) const COLOURS: [&str; 10] = [
     "#3b7dd8", "#e07b00", "#2a9d4e", "#d6404a", "#9460c9", "#9b6a4b", "#d65fb0", "#8a8f98",
     "#a8a000", "#12a5b8",
 ];
-const STYLE: &str = "<style>text{fill:#1a1c20}.ground{fill:#fff}.grid{stroke:#ddd}.zero{stroke:#666}\
+pub(super) const STYLE: &str = "<style>text{fill:#1a1c20}.ground{fill:#fff}.grid{stroke:#ddd}.zero{stroke:#666}\
                      @media(prefers-color-scheme:dark){text{fill:#e8eaee}.ground{fill:#16181c}.grid{stroke:#3a3e46}\
                      .zero{stroke:#a8afba}}</style>";
 
 /// Round numbers, 1, 2 or 5 times a power of ten apart, from one not above `low` to one not below
 /// `high`, some five of them.
-fn ticks(low: f64, high: f64) -> Vec<f64> {
+pub(super) fn ticks(low: f64, high: f64) -> Vec<f64> {
     let span = if high > low { high - low } else { 1.0 };
     let power = 10f64.powf((span / 5.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0]
@@ -70,13 +70,13 @@ fn ticks(low: f64, high: f64) -> Vec<f64> {
 }
 
 /// A number of an axis whose numbers are `step` apart.
-fn number(x: f64, step: f64) -> String {
+pub(super) fn number(x: f64, step: f64) -> String {
     let digits = (-step.log10() - 1e-9).ceil().clamp(0.0, 9.0) as usize;
     // No -0.
     format!("{:.digits$}", x + 0.0)
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
