@@ -141,9 +141,8 @@ impl Matrix {
     /// Whether the kernel can be written with them: the threads share the panels' parts evenly.
     pub(super) fn fits(self) -> bool {
         let parts = Matrix::COLUMNS / 16;
-        matches!(self.side, 8 | 16)
-            && self.subgroup > 0
-            && (self.tile().iter()).all(|rows| rows * parts % self.threads() == 0)
+        let even = |rows: u32| (rows * parts).is_multiple_of(self.threads());
+        self.tile().into_iter().all(even)
     }
 
     fn constant(self, name: &str) -> Option<u32> {
