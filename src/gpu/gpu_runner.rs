@@ -37,7 +37,7 @@ struct Passes<B> {
 struct Planned {
     /// `None` if no other pass has this plan.
     shape: Option<Shape>,
-    commands: Vec<(Dispatch, Vec<(Place, u64)>, bool)>,
+    commands: Vec<Placed>,
     /// First byte of each input, and its length.
     inputs: Vec<(Input, usize, usize)>,
     tiles: Vec<(Input, Vec<[u32; 2]>)>,
@@ -46,6 +46,14 @@ struct Planned {
     stream: Option<usize>,
     states: Option<usize>,
     logits: Option<usize>,
+}
+
+/// A command with the places of its buffers.
+struct Placed {
+    dispatch: Dispatch,
+    /// From which byte on each is used.
+    buffers: Vec<(Place, u64)>,
+    barrier: bool,
 }
 
 /// Where a buffer of a command is.
@@ -218,7 +226,11 @@ impl<G: Gpu> GpuRunner<G> {
         let commands = plan.commands.into_iter().map(|command| {
             let buffers = command.buffers.iter();
             let buffers = buffers.filter_map(|&(name, offset)| Some((place(name)?, offset)));
-            (command.dispatch, buffers.collect(), command.barrier)
+            Placed {
+                dispatch: command.dispatch,
+                buffers: buffers.collect(),
+                barrier: command.barrier,
+            }
         });
         let commands = commands.collect();
         let of = |scratch| {
@@ -290,15 +302,15 @@ impl<G: Gpu> GpuRunner<G> {
             Place::Inputs(start) => (&passes.buffers[index], start as u64),
             Place::Adapter(index) => (&passes.adapters[index].1, 0),
         };
-        let calls = planned.commands.iter().map(|(dispatch, buffers, barrier)| {
-            let buffers = buffers.iter().map(|&(place, offset)| {
+        let calls = planned.commands.iter().map(|command| {
+            let buffers = command.buffers.iter().map(|&(place, offset)| {
                 let (buffer, start) = buffer(place);
                 (buffer, start + offset)
             });
             Call {
-                dispatch,
+                dispatch: &command.dispatch,
                 buffers: buffers.collect(),
-                barrier: *barrier,
+                barrier: command.barrier,
             }
         });
         let calls: Vec<Call<'_, G::Buffer>> = calls.collect();

@@ -57,12 +57,14 @@ fn changed_files() -> Option<Vec<(String, String)>> {
 const CHECKED: Options = Options {
     checked: true,
     default_limits: true,
+    matrices: false,
 };
 
-/// With as many buffers as the adapter offers.
+/// With as many buffers as the adapter offers, and its matrices.
 const OFFERED: Options = Options {
     checked: true,
     default_limits: false,
+    matrices: true,
 };
 
 /// One of each way to read weights: plain, aligned blocks, unaligned ones, a table of values.
@@ -106,6 +108,23 @@ fn kernels_yield_what_the_scalar_level_does() {
     }
 }
 
+/// Products of prompts with cooperative matrices, where an adapter has them.
+#[test]
+fn matrices_yield_what_the_scalar_level_does() {
+    for device in devices(OFFERED) {
+        let Some(matrix) = device.matrix() else {
+            println!("SKIPPED: {} has no such matrices", device.info().name);
+            continue;
+        };
+        println!("{}: {matrix:?}", device.info().name);
+        for case in CASES.iter().filter(|c| c.name.starts_with("matmul")) {
+            let mut stage = DeviceStage::new(&device, 1);
+            let result = (case.run)(&mut Checker::new(&mut stage, FORMATS, true));
+            result.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        }
+    }
+}
+
 /// Storage buffers that an instance binds.
 fn n_buffers(instance: &Instance) -> u32 {
     let declaration = declaration(instance.name).expect("a kernel of the table");
@@ -120,9 +139,10 @@ fn every_instance_is_valid() {
     for (options, room) in [(CHECKED, 8), (OFFERED, 16)] {
         for device in devices(options) {
             let room = room.min(device.info().max_buffers);
-            let (fit, other): (Vec<Instance>, Vec<Instance>) = instances(device.max_slabs())
-                .into_iter()
-                .partition(|instance| n_buffers(instance) <= room);
+            let (fit, other): (Vec<Instance>, Vec<Instance>) =
+                instances(device.max_slabs(), device.matrix())
+                    .into_iter()
+                    .partition(|instance| n_buffers(instance) <= room);
             for instance in other {
                 let is_joined = joined.iter().any(|kernel| kernel.name == instance.name);
                 assert!(is_joined, "{} does not fit into {room}", instance.name);
@@ -145,7 +165,7 @@ fn broken_shaders_are_caught() {
         9
     };
     let (plain, offered) = (devices(CHECKED), devices(OFFERED));
-    if let (Some(device), Some(of_joined)) = (plain.last(), offered.last()) {
-        mutations::run(device, of_joined, step);
+    if let (Some(device), Some(offered)) = (plain.last(), offered.last()) {
+        mutations::run(device, offered, step);
     }
 }

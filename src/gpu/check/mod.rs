@@ -175,6 +175,12 @@ pub trait Stage {
         pages: &[Handle],
     ) -> Result<(), String>;
 
+    /// Whether products of many rows round weights, unless these are in `f32`, and activations to
+    /// `f16`.
+    fn multiplies_halves(&self) -> bool {
+        false
+    }
+
     /// Changes the order of threads from now on, unless `seed` is 0, where that is possible.
     fn shuffle(&mut self, _seed: u32) {}
 }

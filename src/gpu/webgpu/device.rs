@@ -14,7 +14,7 @@ use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline, locked};
 use crate::gpu::webgpu::grid::grid;
 use crate::gpu::webgpu::group::{Group, Joins, Known, instance};
 use crate::gpu::webgpu::pace::Pace;
-use crate::gpu::webgpu::shaders::{Instance, declaration};
+use crate::gpu::webgpu::shaders::{Instance, Matrix, declaration};
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::Range;
@@ -69,6 +69,8 @@ pub struct Options {
     pub checked: bool,
     /// Nothing above the limits that every adapter has.
     pub default_limits: bool,
+    /// Prompts are multiplied by cooperative matrices, rounded to `f16`, where the adapter has them.
+    pub matrices: bool,
 }
 
 /// A GPU with its compiled kernels. Clones are the same one.
@@ -81,6 +83,8 @@ struct Inner {
     info: AdapterInfo,
     limits: wgpu::Limits,
     options: Options,
+    /// See [`Device::matrix`].
+    matrix: Option<Matrix>,
     pipelines: Mutex<HashMap<Instance, Arc<Pipeline>>>,
     changes: Mutex<Vec<(String, String)>>,
     /// See [`Device::force_lanes`].
@@ -180,6 +184,34 @@ fn described(adapter: &wgpu::Adapter) -> AdapterInfo {
     }
 }
 
+/// What reaches the cooperative matrices.
+const MATRICES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
+
+/// The cooperative matrices of an adapter that kernels can use: square ones of `f16` with sums in
+/// `f32`, the largest first, by subgroups that always have as many threads.
+fn matrix(adapter: &wgpu::Adapter) -> Option<Matrix> {
+    let (info, limits) = (adapter.get_info(), adapter.limits());
+    if !adapter.features().contains(MATRICES) || info.subgroup_min_size != info.subgroup_max_size {
+        return None;
+    }
+    let offered = adapter.cooperative_matrix_properties();
+    let found = [16, 8].into_iter().find(|&side| {
+        offered.iter().any(|p| {
+            (p.m_size, p.n_size, p.k_size) == (side, side, side)
+                && p.ab_type == wgpu::CooperativeScalarType::F16
+                && p.cr_type == wgpu::CooperativeScalarType::F32
+        })
+    });
+    let matrix = Matrix {
+        side: found?,
+        subgroup: info.subgroup_max_size,
+    };
+    let has_room = matrix.workgroup_bytes() <= limits.max_compute_workgroup_storage_size
+        && matrix.threads() <= wgpu::Limits::default().max_compute_invocations_per_workgroup;
+    (has_room && matrix.fits()).then_some(matrix)
+}
+
 /// Adapters of this machine, graphics cards first and the CPU last.
 pub fn adapters() -> Vec<AdapterInfo> {
     raw_adapters().iter().map(described).collect()
@@ -202,19 +234,30 @@ impl Device {
             limits.min_storage_buffer_offset_alignment =
                 offered.min_storage_buffer_offset_alignment;
         }
-        let (device, queue) = ready(adapter.request_device(&wgpu::DeviceDescriptor {
-            required_limits: limits.clone(),
-            ..wgpu::DeviceDescriptor::default()
-        }))
-        .map_err(|e| GpuError::Library {
-            message: e.to_string(),
-        })?;
+        let mut descriptor = wgpu::DeviceDescriptor::default();
+        let matrix = matrix(adapter).filter(|_| options.matrices);
+        if let Some(matrix) = matrix {
+            limits.max_compute_workgroup_storage_size = limits
+                .max_compute_workgroup_storage_size
+                .max(matrix.workgroup_bytes());
+            descriptor.required_features = MATRICES;
+            // SAFETY: `wgpu` asks to accept bugs of its experimental features. Kernels use of them only
+            // products of matrices from and to workgroup memory, within its bounds and where all
+            // threads come by; `tests/webgpu` runs them.
+            descriptor.experimental_features = unsafe { wgpu::ExperimentalFeatures::enabled() };
+        }
+        descriptor.required_limits = limits.clone();
+        let (device, queue) =
+            ready(adapter.request_device(&descriptor)).map_err(|e| GpuError::Library {
+                message: e.to_string(),
+            })?;
         Ok(Device::of(
             device,
             queue,
             described(adapter),
             limits,
             options,
+            matrix,
         ))
     }
 
@@ -224,6 +267,7 @@ impl Device {
         info: AdapterInfo,
         limits: wgpu::Limits,
         options: Options,
+        matrix: Option<Matrix>,
     ) -> Device {
         let failure = Arc::new(Mutex::new(None));
         let failed = Arc::clone(&failure);
@@ -249,6 +293,7 @@ impl Device {
             info,
             limits,
             options,
+            matrix,
             pipelines: Mutex::default(),
             changes: Mutex::default(),
             lanes: AtomicU32::new(0),
@@ -266,6 +311,12 @@ impl Device {
     /// The adapter.
     pub fn info(&self) -> &AdapterInfo {
         &self.0.info
+    }
+
+    /// The cooperative matrices that multiply prompts by weights, except those in `f32`: both are
+    /// rounded to `f16`.
+    pub fn matrix(&self) -> Option<Matrix> {
+        self.0.matrix
     }
 
     /// Largest buffer that a kernel can read as a whole, in bytes.
@@ -777,7 +828,14 @@ impl Device {
             .map(|b| (b.offset / align * align, b.offset % align))
             .collect();
         let forced = [&self.0.lanes, &self.0.outs].map(|n| n.load(Ordering::Relaxed));
-        let instance = instance(group, &bindings, &starts, slabs.len() as u32, forced);
+        let instance = instance(
+            group,
+            &bindings,
+            &starts,
+            slabs.len() as u32,
+            forced,
+            self.0.matrix,
+        );
         let mut units = Vec::with_capacity(bindings.len());
         for (b, &(_, rest)) in bindings.iter().zip(&starts) {
             let unit = match instance.vectors_of(b.format, b.element, b.access) {

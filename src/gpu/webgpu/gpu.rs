@@ -150,7 +150,9 @@ impl Gpu for WebGpu {
 
     fn name(&self) -> String {
         let info = self.device().info();
-        format!("{}, {}", info.name, info.backend)
+        // Saved keys and values name the device, and have other bits with matrices.
+        let matrices = self.device().matrix().map_or("", |_| ", f16 matrices");
+        format!("{}, {}{matrices}", info.name, info.backend)
     }
 
     fn buffer(&self, bytes: usize) -> Result<Memory, GpuError> {

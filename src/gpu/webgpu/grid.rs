@@ -36,6 +36,7 @@ pub(super) fn grid(
 ) -> Result<[u32; 3], GpuError> {
     let args = &dispatch.args;
     let outs = 128 / instance.lanes.max(1) * instance.outs;
+    let tile = instance.matrix.map_or([64, 64], |matrix| matrix.tile());
     let grid = match dispatch.name {
         "matvec" => {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
@@ -53,11 +54,15 @@ pub(super) fn grid(
         }
         "matmul" => {
             let a: MatmulArgs = bytemuck::pod_read_unaligned(args);
-            [a.n_out.div_ceil(64), a.n_rows.div_ceil(64), 1]
+            [a.n_out.div_ceil(tile[0]), a.n_rows.div_ceil(tile[1]), 1]
         }
         "matmul_experts" => {
             let a: MatmulExpertsArgs = bytemuck::pod_read_unaligned(args);
-            [a.n_out.div_ceil(64), a.n_chosen.div_ceil(64), a.n_expert]
+            [
+                a.n_out.div_ceil(tile[0]),
+                a.n_chosen.div_ceil(tile[1]),
+                a.n_expert,
+            ]
         }
         "attention_decode" | "attention_single" => {
             let a: AttentionArgs = bytemuck::pod_read_unaligned(args);

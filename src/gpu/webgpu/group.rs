@@ -6,7 +6,7 @@ use crate::gpu::kernels::{Access, AttentionArgs, Dispatch, Element, ElementwiseA
 use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline};
 use crate::gpu::webgpu::joined::{F16_BITS, joined};
 use crate::gpu::webgpu::pace::operations;
-use crate::gpu::webgpu::shaders::{GATES, Instance, declaration, lanes};
+use crate::gpu::webgpu::shaders::{GATES, Instance, Matrix, declaration, lanes};
 use crate::quant::DType;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -187,6 +187,7 @@ pub(super) fn instance(
     starts: &[(u64, u64)],
     slabs: u32,
     [forced_lanes, forced_outs]: [u32; 2],
+    matrix: Option<Matrix>,
 ) -> Instance {
     let dispatch = &*group.dispatch;
     let mut instance = Instance {
@@ -200,6 +201,7 @@ pub(super) fn instance(
         outs: 4,
         more: [None; 2],
         gate: group.gate,
+        matrix: matrix.filter(|_| Matrix::serve(dispatch.name, dispatch.format)),
     };
     for (more, (d, _)) in instance.more.iter_mut().zip(group.more()) {
         *more = Some(d.format);

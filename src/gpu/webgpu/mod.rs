@@ -35,6 +35,22 @@ pub fn check_device(
         let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
         report(case.name, (case.run)(&mut checker));
     }
+    let options = Options {
+        matrices: true,
+        ..Options::default()
+    };
+    let device = Device::open(index, options)?;
+    if device.matrix().is_some() {
+        for (name, case) in [
+            ("matmul with f16 matrices", "matmul"),
+            ("matmul_experts with f16 matrices", "matmul_experts"),
+        ] {
+            let mut stage = DeviceStage::new(&device, 1);
+            let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
+            let case = check::CASES.iter().find(|c| c.name == case);
+            report(name, case.map_or(Ok(()), |case| (case.run)(&mut checker)));
+        }
+    }
     Ok(())
 }
 
@@ -50,7 +66,10 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Runner>, GpuError> {
     let first = || adapters().iter().position(|adapter| !adapter.is_cpu);
     let index = adapter.or_else(first).ok_or(GpuError::NoDevice)?;
-    let device = Device::open(index, Options::default())?;
-    let gpu = WebGpu::new(device);
+    let options = Options {
+        matrices: std::env::var_os("RUVLLM_GPU_MATRICES").is_some_and(|value| value == "1"),
+        ..Options::default()
+    };
+    let gpu = WebGpu::new(Device::open(index, options)?);
     Ok(Arc::new(GpuRunner::new(gpu, model, n_layers)?))
 }

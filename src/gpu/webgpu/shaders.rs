@@ -37,6 +37,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("matvec", include_str!("../../wgsl_shaders/matvec.wgsl")),
     ("product", include_str!("../../wgsl_shaders/product.wgsl")),
     ("matmul", include_str!("../../wgsl_shaders/matmul.wgsl")),
+    ("matrix", include_str!("../../wgsl_shaders/matrix.wgsl")),
     ("embed", include_str!("../../wgsl_shaders/embed.wgsl")),
     ("to_half", include_str!("../../wgsl_shaders/to_half.wgsl")),
     ("heads", include_str!("../../wgsl_shaders/heads.wgsl")),
@@ -97,6 +98,89 @@ pub struct Instance {
     /// Kernel of the activation whose gate is the product with the first of two matrices, and whose
     /// result is stored instead.
     pub gate: Option<&'static str>,
+    /// Cooperative matrices with which it multiplies.
+    pub matrix: Option<Matrix>,
+}
+
+/// Cooperative matrices of a GPU: subgroups multiply square ones of `f16` and sum in `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Matrix {
+    /// Rows, and columns.
+    pub side: u32,
+    /// Threads of a subgroup.
+    pub subgroup: u32,
+}
+
+impl Matrix {
+    /// Subgroups of a workgroup.
+    const SUBGROUPS: u32 = 4;
+    /// Matrices of a subgroup: those of different weight rows, and of different activation rows.
+    const BLOCK: [u32; 2] = [4, 2];
+    /// Columns of the panels.
+    const COLUMNS: u32 = 32;
+
+    /// Threads of a workgroup.
+    pub(super) fn threads(self) -> u32 {
+        Matrix::SUBGROUPS * self.subgroup
+    }
+
+    /// Weight rows and activation rows of a workgroup, whose subgroups are two by two.
+    pub(super) fn tile(self) -> [u32; 2] {
+        Matrix::BLOCK.map(|matrices| 2 * matrices * self.side)
+    }
+
+    /// Vectors of four `f16` of the panels of weights and of activations, whose rows have two behind
+    /// their columns.
+    fn panels(self) -> [u32; 2] {
+        self.tile().map(|rows| rows * (Matrix::COLUMNS / 4 + 2))
+    }
+
+    /// Numbers of results that wait to be written.
+    fn results(self) -> u32 {
+        Matrix::SUBGROUPS * self.side * self.side
+    }
+
+    /// Bytes of a workgroup's memory.
+    pub(super) fn workgroup_bytes(self) -> u32 {
+        let [w, x] = self.panels();
+        8 * (w + x) + 4 * self.results()
+    }
+
+    /// Parts of 16 columns that each thread reads of a panel of weights and of one of activations.
+    fn loads(self) -> [u32; 2] {
+        let parts = Matrix::COLUMNS / 16;
+        self.tile().map(|rows| rows * parts / self.threads())
+    }
+
+    /// Whether the kernel can be written with them: the threads share the panels' parts evenly.
+    pub(super) fn fits(self) -> bool {
+        let parts = Matrix::COLUMNS / 16;
+        let even = |rows: u32| (rows * parts).is_multiple_of(self.threads());
+        self.tile().into_iter().all(even)
+    }
+
+    fn constant(self, name: &str) -> Option<u32> {
+        Some(match name {
+            "SIDE" => self.side,
+            "SUBGROUP" => self.subgroup,
+            "THREADS" => self.threads(),
+            "BLOCK_OUTS" => Matrix::BLOCK[0],
+            "BLOCK_ROWS" => Matrix::BLOCK[1],
+            "PANEL_OUTS" => self.tile()[0],
+            "PANEL_ROWS" => self.tile()[1],
+            "W_PANEL" => self.panels()[0],
+            "X_PANEL" => self.panels()[1],
+            "W_LOADS" => self.loads()[0],
+            "X_LOADS" => self.loads()[1],
+            "RESULTS" => self.results(),
+            _ => return None,
+        })
+    }
+
+    /// Whether calls of a kernel with such weights use matrices. Weights in `f32` keep their bits.
+    pub(super) fn serve(name: &str, format: DType) -> bool {
+        name.starts_with("matmul") && format != DType::F32
+    }
 }
 
 /// Kernels of activations that can be the end of two products.
@@ -129,9 +213,9 @@ pub fn declaration(name: &str) -> Option<&'static Declaration> {
     BY_NAME.get(name).copied()
 }
 
-/// Instances of all kernels, with and without vectors where a kernel has both, and with pages in
-/// this many buffers.
-pub fn instances(slabs: u32) -> Vec<Instance> {
+/// Instances of all kernels, with and without vectors where a kernel has both, with pages in this many
+/// buffers, and with matrices, too, where there are some.
+pub fn instances(slabs: u32, matrix: Option<Matrix>) -> Vec<Instance> {
     let mut all = Vec::new();
     for d in DECLARATIONS.iter() {
         let has = |element| d.buffers.iter().any(|b| b.1 == element);
@@ -174,6 +258,7 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                 outs: 4,
                 more: [None; 2],
                 gate: None,
+                matrix: None,
             });
             let first = all.len();
             all.extend(single);
@@ -195,6 +280,7 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                     outs: 4,
                     more: [Some(format), Some(DType::Q6_K)],
                     gate: None,
+                    matrix: None,
                 };
                 let gated = |gate| Instance {
                     more: [Some(DType::Q6_K), None],
@@ -208,6 +294,11 @@ pub fn instances(slabs: u32) -> Vec<Instance> {
                 }
             }
         }
+    }
+    if matrix.is_some() {
+        let served = all.iter().filter(|i| Matrix::serve(i.name, i.format));
+        let with: Vec<Instance> = served.map(|i| Instance { matrix, ..*i }).collect();
+        all.extend(with);
     }
     all
 }
@@ -242,6 +333,9 @@ impl Instance {
         }
         if self.slabs != 0 {
             name += &format!("_slabs{}", self.slabs);
+        }
+        if let Some(matrix) = self.matrix {
+            name += &format!("_matrix{}", matrix.side);
         }
         name
     }
@@ -340,7 +434,10 @@ impl Instance {
                 };
                 return Some(columns.to_string());
             }
-            _ => return name.parse().ok().map(|n: u32| n.to_string()),
+            _ => match name.parse() {
+                Ok(n) => n,
+                Err(_) => self.matrix?.constant(name)?,
+            },
         };
         Some(number.to_string())
     }
@@ -370,6 +467,7 @@ impl Instance {
         };
         let (name, _) = FILES
             .iter()
+            .filter(|(name, _)| (*name == "matrix") == self.matrix.is_some())
             .find(|(name, _)| file(name).is_some_and(|text| text.lines().any(begins)))
             .ok_or_else(|| format!("no file has the kernel {}", self.name))?;
         let mut text = self.declarations()?;
@@ -386,7 +484,11 @@ impl Instance {
     /// The arguments' structure and the bindings.
     fn declarations(&self) -> Result<String, String> {
         let d = declaration(self.name).ok_or_else(|| format!("no kernel {}", self.name))?;
-        let mut text = String::from("struct Arguments {\n");
+        let mut text = String::new();
+        if self.matrix.is_some() {
+            text += "enable f16;\nenable wgpu_cooperative_matrix;\n";
+        }
+        text += "struct Arguments {\n";
         for (field, of) in d.fields {
             let _ = writeln!(text, "    {field}: {of},");
         }

@@ -70,6 +70,10 @@ impl DeviceStage<'_> {
 }
 
 impl Stage for DeviceStage<'_> {
+    fn multiplies_halves(&self) -> bool {
+        self.device.matrix().is_some()
+    }
+
     fn empty(&mut self, bytes: u64, _align: u64) -> Handle {
         self.buffers.push(vec![UNWRITTEN; bytes as usize]);
         Handle(self.buffers.len() as u32 - 1)
