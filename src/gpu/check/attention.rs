@@ -296,9 +296,19 @@ const DECODE: &[(Shape, &[usize])] = &[
     (
         Shape {
             types: [Q8, Q8],
+            softcap: 0.7,
             ..plain(3, 1, 80)
         },
-        &[70],
+        &[70, 129],
+    ),
+    (
+        Shape {
+            types: [Q8, F16],
+            window: 100,
+            sinks: true,
+            ..plain(9, 1, 96)
+        },
+        &[200],
     ),
     (
         Shape {
@@ -306,7 +316,7 @@ const DECODE: &[(Shape, &[usize])] = &[
             window: 30,
             ..plain(2, 2, 112)
         },
-        &[131],
+        &[131, 600],
     ),
     (
         Shape {

@@ -12,6 +12,10 @@ use std::sync::Arc;
 /// A kernel with its buffers, each from a byte on.
 type Step<'a> = (Dispatch, Vec<(&'a Buffer, u64)>);
 
+/// Raised with every change of what kernels compute: keys and values of before are then computed
+/// again.
+const KERNELS: u32 = 2;
+
 /// Most bytes of a slab: offsets in words have 32 bits, and large buffers are rarely to be had.
 const MAX_SLAB: u64 = 1 << 30;
 
@@ -152,7 +156,7 @@ impl Gpu for WebGpu {
         let info = self.device().info();
         // Saved keys and values name the device, and have other bits with matrices.
         let matrices = self.device().matrix().map_or("", |_| ", f16 matrices");
-        format!("{}, {}{matrices}", info.name, info.backend)
+        format!("{}, {}, kernels {KERNELS}{matrices}", info.name, info.backend)
     }
 
     fn buffer(&self, bytes: usize) -> Result<Memory, GpuError> {
