@@ -224,13 +224,14 @@ fn bars(rows: &[Row]) -> Bars {
             row.drafters.iter().map(|(_, stats)| of(stats)).sum()
         };
         let (accepted, drafted) = (of(&|stats| stats.n_accepted), of(&|stats| stats.n_drafted));
+        let came_true = match drafted {
+            0 => "no drafts".into(),
+            _ => format!("{accepted} of {drafted} drafts came true"),
+        };
         Bar {
             name,
             value: row.speedup(),
-            label: format!(
-                "{:.2}: {accepted} of {drafted} drafts came true",
-                row.speedup()
-            ),
+            label: format!("{:.2}: {came_true}", row.speedup()),
         }
     };
     let model = rows.first().filter(|_| one_model).map(|row| &row.model);

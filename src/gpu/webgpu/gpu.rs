@@ -156,7 +156,10 @@ impl Gpu for WebGpu {
         let info = self.device().info();
         // Saved keys and values name the device, and have other bits with matrices.
         let matrices = self.device().matrix().map_or("", |_| ", f16 matrices");
-        format!("{}, {}, kernels {KERNELS}{matrices}", info.name, info.backend)
+        format!(
+            "{}, {}, kernels {KERNELS}{matrices}",
+            info.name, info.backend
+        )
     }
 
     fn buffer(&self, bytes: usize) -> Result<Memory, GpuError> {
