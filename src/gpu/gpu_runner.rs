@@ -52,13 +52,13 @@ struct Planned {
 struct Placed {
     dispatch: Dispatch,
     /// From which byte on each is used.
-    buffers: Vec<(Place, u64)>,
+    buffers: Vec<(BufferIndex, u64)>,
     barrier: bool,
 }
 
 /// Where a buffer of a command is.
 #[derive(Clone, Copy)]
-enum Place {
+enum BufferIndex {
     /// In [`Passes::buffers`].
     Buffer(usize),
     /// From this byte of the inputs on.
@@ -216,12 +216,12 @@ impl<G: Gpu> GpuRunner<G> {
         self.grown(passes, Key::Inputs, room)?;
         let adapters = self.copied_adapters(passes, &plan.adapters)?;
         let place = |name: Name<'_>| match name {
-            Name::Adapter(index) => Some(Place::Adapter(adapters[index])),
+            Name::Adapter(index) => Some(BufferIndex::Adapter(adapters[index])),
             Name::Input(input) => {
                 let (_, start, _) = inputs.iter().find(|(other, ..)| *other == input)?;
-                Some(Place::Inputs(*start))
+                Some(BufferIndex::Inputs(*start))
             }
-            name => Some(Place::Buffer(*passes.indices.get(&Key::of(name)?)?)),
+            name => Some(BufferIndex::Buffer(*passes.indices.get(&Key::of(name)?)?)),
         };
         let commands = plan.commands.into_iter().map(|command| {
             let buffers = command.buffers.iter();
@@ -297,10 +297,10 @@ impl<G: Gpu> GpuRunner<G> {
             let bytes = bytemuck::cast_slice(batch.hidden);
             self.gpu.write(&mut passes.buffers[stream], bytes)?;
         }
-        let buffer = |place: Place| match place {
-            Place::Buffer(index) => (&passes.buffers[index], 0),
-            Place::Inputs(start) => (&passes.buffers[index], start as u64),
-            Place::Adapter(index) => (&passes.adapters[index].1, 0),
+        let buffer = |place: BufferIndex| match place {
+            BufferIndex::Buffer(index) => (&passes.buffers[index], 0),
+            BufferIndex::Inputs(start) => (&passes.buffers[index], start as u64),
+            BufferIndex::Adapter(index) => (&passes.adapters[index].1, 0),
         };
         let calls = planned.commands.iter().map(|command| {
             let buffers = command.buffers.iter().map(|&(place, offset)| {

@@ -112,7 +112,7 @@ fn kernels_yield_what_the_scalar_level_does() {
 #[test]
 fn matrices_yield_what_the_scalar_level_does() {
     for device in devices(OFFERED) {
-        let Some(matrix) = device.matrix() else {
+        let Some(matrix) = device.info().matrix else {
             println!("SKIPPED: {} has no such matrices", device.info().name);
             continue;
         };
@@ -140,7 +140,7 @@ fn every_instance_is_valid() {
         for device in devices(options) {
             let room = room.min(device.info().max_buffers);
             let (fit, other): (Vec<Instance>, Vec<Instance>) =
-                instances(device.max_slabs(), device.matrix())
+                instances(device.max_slabs(), device.info().matrix)
                     .into_iter()
                     .partition(|instance| n_buffers(instance) <= room);
             for instance in other {

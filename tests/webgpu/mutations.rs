@@ -94,7 +94,7 @@ pub(crate) fn run(device: &Device, offered: &Device, step: usize) {
     }
     let mut missed = Vec::new();
     for m in all.iter().step_by(step) {
-        let has_matrices = offered.matrix().is_some();
+        let has_matrices = offered.info().matrix.is_some();
         let device = match (m.case == JOINED, m.file == "matrix") {
             (_, true) if !has_matrices => {
                 println!("{}:{} SKIPPED: no matrices", m.file, m.line);

@@ -30,7 +30,7 @@ static MATRICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
         matrices: true,
         ..Options::default()
     });
-    all.retain(|device| device.matrix().is_some());
+    all.retain(|device| device.info().matrix.is_some());
     all
 });
 /// With nothing above what every adapter has: attention binds two slabs at most.

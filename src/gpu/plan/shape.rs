@@ -28,7 +28,7 @@ struct SlotShape {
 
 impl Shape {
     /// The shape of a pass; `None` if it has adapters, whose terms are part of a plan.
-    pub fn of(model: &Model, batch: &Batch<'_>, raw: bool) -> Option<Shape> {
+    pub(in crate::gpu) fn of(model: &Model, batch: &Batch<'_>, raw: bool) -> Option<Shape> {
         if batch.slots.iter().any(|slot| !slot.adapters.is_empty()) {
             return None;
         }

@@ -10,18 +10,16 @@
 use crate::gguf::Gguf;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::Access;
+use crate::gpu::webgpu::adapter::{AdapterInfo, MATRICES, described, matrix, raw_adapters, ready};
 use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline, locked};
 use crate::gpu::webgpu::grid::grid;
 use crate::gpu::webgpu::group::{Group, Joins, Known, instance};
 use crate::gpu::webgpu::pace::Pace;
-use crate::gpu::webgpu::shaders::{Instance, Matrix, declaration};
+use crate::gpu::webgpu::shaders::{Instance, declaration};
 use std::collections::HashMap;
-use std::future::Future;
 use std::ops::Range;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 /// Bytes of the arguments' buffer per dispatch: the alignment of uniform buffers that WebGPU
@@ -38,28 +36,6 @@ const FIRST_PART: usize = 24;
 const MAP_ALIGNMENT: u64 = wgpu::MAP_ALIGNMENT;
 /// Bytes behind the end of a buffer that kernels may read, without using their values.
 const SPARE: u64 = 16;
-
-/// What is known about an adapter without opening it.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct AdapterInfo {
-    /// Name of the GPU and of its driver.
-    pub name: String,
-    /// Interface that reaches it: Vulkan, Dx12, Metal.
-    pub backend: String,
-    /// Whether it is the CPU, which a program then uses better directly.
-    pub is_cpu: bool,
-    /// Whether its memory is its own.
-    pub is_discrete: bool,
-    /// Largest buffer, in bytes.
-    pub max_buffer: u64,
-    /// Largest part of a buffer that a kernel sees, in bytes.
-    pub max_binding: u64,
-    /// Buffers per kernel.
-    pub max_buffers: u32,
-    /// Optional features that kernels could use, by their names in `wgpu`.
-    pub features: Vec<String>,
-}
 
 /// How a device is opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,8 +59,6 @@ struct Inner {
     info: AdapterInfo,
     limits: wgpu::Limits,
     options: Options,
-    /// See [`Device::matrix`].
-    matrix: Option<Matrix>,
     pipelines: Mutex<HashMap<Instance, Arc<Pipeline>>>,
     changes: Mutex<Vec<(String, String)>>,
     /// See [`Device::force_lanes`].
@@ -127,96 +101,6 @@ struct Passes {
     pace: Pace,
 }
 
-/// Waits for a future of `wgpu`, which outside browsers is ready, or becomes so without being
-/// woken.
-fn ready<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    loop {
-        match future
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::yield_now(),
-        }
-    }
-}
-
-/// Adapters of this machine, of every interface but OpenGL, which has no compute shaders to speak
-/// of. On Windows, Vulkan comes first.
-fn raw_adapters() -> Vec<wgpu::Adapter> {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
-        backends: wgpu::Backends::VULKAN | wgpu::Backends::DX12 | wgpu::Backends::METAL,
-        flags: wgpu::InstanceFlags::empty(),
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    });
-    let mut adapters = ready(instance.enumerate_adapters(wgpu::Backends::all()));
-    adapters.retain(|a| a.get_downlevel_capabilities().is_webgpu_compliant());
-    adapters.sort_by_key(|a| match a.get_info().device_type {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu => 2,
-        wgpu::DeviceType::Other => 3,
-        wgpu::DeviceType::Cpu => 4,
-    });
-    adapters
-}
-
-fn described(adapter: &wgpu::Adapter) -> AdapterInfo {
-    let (info, limits) = (adapter.get_info(), adapter.limits());
-    let features = adapter.features().iter_names();
-    let ours = ["SUBGROUP", "SHADER_F16", "EXPERIMENTAL_COOPERATIVE_MATRIX"];
-    AdapterInfo {
-        name: match info.driver.as_str() {
-            "" => info.name,
-            driver => format!("{} ({driver})", info.name),
-        },
-        backend: info.backend.to_string(),
-        is_cpu: info.device_type == wgpu::DeviceType::Cpu,
-        is_discrete: info.device_type == wgpu::DeviceType::DiscreteGpu,
-        max_buffer: limits.max_buffer_size,
-        max_binding: limits.max_storage_buffer_binding_size,
-        max_buffers: limits.max_storage_buffers_per_shader_stage,
-        features: features
-            .map(|(name, _)| name.to_string())
-            .filter(|name| ours.contains(&name.as_str()))
-            .collect(),
-    }
-}
-
-/// What reaches the cooperative matrices.
-const MATRICES: wgpu::Features =
-    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
-
-/// The cooperative matrices of an adapter that kernels can use: square ones of `f16` with sums in
-/// `f32`, the largest first, by subgroups that always have as many threads.
-fn matrix(adapter: &wgpu::Adapter) -> Option<Matrix> {
-    let (info, limits) = (adapter.get_info(), adapter.limits());
-    if !adapter.features().contains(MATRICES) || info.subgroup_min_size != info.subgroup_max_size {
-        return None;
-    }
-    let offered = adapter.cooperative_matrix_properties();
-    let found = [16, 8].into_iter().find(|&side| {
-        offered.iter().any(|p| {
-            (p.m_size, p.n_size, p.k_size) == (side, side, side)
-                && p.ab_type == wgpu::CooperativeScalarType::F16
-                && p.cr_type == wgpu::CooperativeScalarType::F32
-        })
-    });
-    let matrix = Matrix {
-        side: found?,
-        subgroup: info.subgroup_max_size,
-    };
-    let has_room = matrix.workgroup_bytes() <= limits.max_compute_workgroup_storage_size
-        && matrix.threads() <= wgpu::Limits::default().max_compute_invocations_per_workgroup;
-    (has_room && matrix.fits()).then_some(matrix)
-}
-
-/// Adapters of this machine, graphics cards first and the CPU last.
-pub fn adapters() -> Vec<AdapterInfo> {
-    raw_adapters().iter().map(described).collect()
-}
-
 impl Device {
     /// Opens adapter `index` of [`adapters`].
     ///
@@ -254,10 +138,12 @@ impl Device {
         Ok(Device::of(
             device,
             queue,
-            described(adapter),
+            AdapterInfo {
+                matrix,
+                ..described(adapter)
+            },
             limits,
             options,
-            matrix,
         ))
     }
 
@@ -267,7 +153,6 @@ impl Device {
         info: AdapterInfo,
         limits: wgpu::Limits,
         options: Options,
-        matrix: Option<Matrix>,
     ) -> Device {
         let failure = Arc::new(Mutex::new(None));
         let failed = Arc::clone(&failure);
@@ -293,7 +178,6 @@ impl Device {
             info,
             limits,
             options,
-            matrix,
             pipelines: Mutex::default(),
             changes: Mutex::default(),
             lanes: AtomicU32::new(0),
@@ -311,12 +195,6 @@ impl Device {
     /// The adapter.
     pub fn info(&self) -> &AdapterInfo {
         &self.0.info
-    }
-
-    /// The cooperative matrices that multiply prompts by weights, except those in `f32`: both are
-    /// rounded to `f16`.
-    pub fn matrix(&self) -> Option<Matrix> {
-        self.0.matrix
     }
 
     /// Largest buffer that a kernel can read as a whole, in bytes.
@@ -834,7 +712,7 @@ impl Device {
             &starts,
             slabs.len() as u32,
             forced,
-            self.0.matrix,
+            self.0.info.matrix,
         );
         let mut units = Vec::with_capacity(bindings.len());
         for (b, &(_, rest)) in bindings.iter().zip(&starts) {

@@ -155,7 +155,7 @@ impl Gpu for WebGpu {
     fn name(&self) -> String {
         let info = self.device().info();
         // Saved keys and values name the device, and have other bits with matrices.
-        let matrices = self.device().matrix().map_or("", |_| ", f16 matrices");
+        let matrices = info.matrix.map_or("", |_| ", f16 matrices");
         format!(
             "{}, {}, kernels {KERNELS}{matrices}",
             info.name, info.backend

@@ -2,6 +2,7 @@
 //! `src/wgsl_shaders`, which [`shaders`] composes to a module per kernel instance; [`device`] runs
 //! them, and [`WebGpu`] is what the shared runner runs on.
 
+mod adapter;
 mod buffer;
 pub mod device;
 mod gpu;
@@ -12,8 +13,9 @@ mod pace;
 pub mod shaders;
 mod stage;
 
+pub use adapter::{AdapterInfo, adapters};
 pub use buffer::Buffer;
-pub use device::{AdapterInfo, Device, Options, adapters};
+pub use device::{Device, Options};
 pub use gpu::{Memory, WebGpu};
 pub use stage::DeviceStage;
 
@@ -40,7 +42,7 @@ pub fn check_device(
         ..Options::default()
     };
     let device = Device::open(index, options)?;
-    if device.matrix().is_some() {
+    if device.info().matrix.is_some() {
         for (name, case) in [
             ("matmul with f16 matrices", "matmul"),
             ("matmul_experts with f16 matrices", "matmul_experts"),

@@ -71,7 +71,7 @@ impl DeviceStage<'_> {
 
 impl Stage for DeviceStage<'_> {
     fn multiplies_halves(&self) -> bool {
-        self.device.matrix().is_some()
+        self.device.info().matrix.is_some()
     }
 
     fn empty(&mut self, bytes: u64, _align: u64) -> Handle {
