@@ -102,7 +102,7 @@ struct Passes {
 }
 
 impl Device {
-    /// Opens adapter `index` of [`adapters`].
+    /// Opens adapter `index` of [`adapters`](crate::gpu::webgpu::adapters).
     ///
     /// # Errors
     /// [`GpuError::NoDevice`] if there is none, [`GpuError::Library`] if it cannot be opened.
