@@ -28,7 +28,7 @@ serve() {
     "$program" serve --port 0 --temp 0 --api-key secret "$@" 2>"$log" &
     servers+=($!)
     for _ in $(seq 600); do
-        address=$(sed -n 's/.* is ready on \(http:.*\)/\1/p' "$log")
+        address=$(sed -n 's/.* is ready on \(http:[^[:space:]]*\).*/\1/p' "$log")
         [ -z "$address" ] || return 0
         kill -0 "$!" || break
         sleep 0.1
