@@ -191,7 +191,7 @@ impl<G: Gpu> GpuRunner<G> {
         Ok(known.unwrap_or(passes.buffers.len() - 1))
     }
 
-    /// Plans a pass and finds its buffers.
+    /// Plans a pass, whose shape is to be set, and finds its buffers.
     fn plan(
         &self,
         passes: &mut Passes<G::Buffer>,
@@ -238,7 +238,7 @@ impl<G: Gpu> GpuRunner<G> {
             passes.indices.get(&key).copied()
         };
         Ok(Planned {
-            shape: Shape::of(&self.model, batch, raw),
+            shape: None,
             commands,
             tiles: plan.tiles,
             terms: plan.terms,
@@ -284,6 +284,7 @@ impl<G: Gpu> GpuRunner<G> {
         let shape = Shape::of(&self.model, batch, raw);
         if shape.is_none() || planned.shape != shape {
             planned = self.plan(passes, batch, raw)?;
+            planned.shape = shape;
         }
         let mut inputs = Vec::<u8>::new();
         for &(input, start, bytes) in &planned.inputs {

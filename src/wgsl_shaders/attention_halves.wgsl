@@ -57,7 +57,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let high = min(stop - page * PAGE_POSITIONS, PAGE_POSITIONS);
         workgroupBarrier(); // queries are written, weights of the page before are read
 
-        // Four threads share a key, and take eight of its columns in turn. What lies behind the last key is read, and not used.
+        // Four threads share a key, and take eight of its columns in turn, two of these at a time.
         let eights = p.head_dim / 8u;
         for (var key = t / 4u; key < high; key += 32u) {
 //! for g < G

@@ -13,7 +13,7 @@ use ruvllm::kv::{DeviceMemory, PageMemory};
 use ruvllm::quant::DType;
 use ruvllm::{CancelToken, Engine, KvType, SessionOptions};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Bytes that look random and are no NaN in any format that is measured.
@@ -140,12 +140,11 @@ fn speed_of_products() {
     }
 }
 
-/// A GPU that measures the passes of generated tokens, of which it is told the number, instead of
-/// running each once.
+/// A GPU that measures a pass with results, once told to, instead of running it once.
 struct Measuring {
     gpu: WebGpu,
-    /// Passes that are run as they are before the next one is measured.
-    left: AtomicU32,
+    /// Whether the next such pass is measured.
+    next: AtomicBool,
 }
 
 /// Kernels whose share of a pass is measured together, as one kernel does their work.
@@ -160,20 +159,20 @@ const FAMILIES: &[&[&str]] = &[
 ];
 
 impl Measuring {
-    /// Seconds of a pass of these calls, of twenty without results, and of one with a result.
+    /// Seconds of a pass of these calls: of up to twenty without results, and of one with them.
     fn seconds(
         &self,
         calls: &[Call<'_, Memory>],
         pages: &[u64],
         reads: &mut [(&Memory, &mut [u8])],
     ) -> Result<[f64; 2], GpuError> {
-        let mut all = [f64::MAX; 2];
+        let mut read = f64::MAX;
         for _ in 0..3 {
             let start = Instant::now();
             self.gpu.run(calls, pages, reads)?;
-            all[1] = all[1].min(start.elapsed().as_secs_f64());
+            read = read.min(start.elapsed().as_secs_f64());
         }
-        let n = (0.06 / all[1]).clamp(2.0, 20.0) as usize;
+        let n = (0.06 / read).clamp(2.0, 20.0) as usize;
         let start = Instant::now();
         for _ in 0..n {
             self.gpu.run(calls, pages, &mut [])?;
@@ -182,8 +181,7 @@ impl Measuring {
         let (buffer, _) = &reads[0];
         self.gpu
             .run(&calls[..1], pages, &mut [(buffer, &mut last)])?;
-        all[0] = start.elapsed().as_secs_f64() / n as f64;
-        Ok(all)
+        Ok([start.elapsed().as_secs_f64() / n as f64, read])
     }
 }
 
@@ -225,20 +223,18 @@ impl Gpu for Measuring {
         pages: &[u64],
         reads: &mut [(&Memory, &mut [u8])],
     ) -> Result<(), GpuError> {
-        let left = self.left.load(Ordering::Relaxed);
-        if left != 1 || reads.is_empty() {
-            self.left.store(left.saturating_sub(1), Ordering::Relaxed);
+        if reads.is_empty() || !self.next.swap(false, Ordering::Relaxed) {
             return self.gpu.run(calls, pages, reads);
         }
-        self.left.store(0, Ordering::Relaxed);
+        self.gpu.run(calls, pages, reads)?;
+        let device = self.gpu.device();
+        let n = device.dispatches();
         let [whole, read] = self.seconds(calls, pages, reads)?;
-        let n = self.gpu.device().dispatches();
         println!(
             "  {n} dispatches: {:.0} us, with its result {:.0} us",
             whole * 1e6,
             read * 1e6
         );
-        let device = self.gpu.device();
         for (lanes, outs) in [(0, 8), (32, 4), (64, 4), (128, 4)] {
             device.force_lanes(lanes);
             device.force_outs(outs);
@@ -247,24 +243,16 @@ impl Gpu for Measuring {
         }
         device.force_lanes(0);
         device.force_outs(0);
-        let mut without = |what: &str, is: &dyn Fn(&Dispatch) -> bool| {
-            let kept: Vec<Call<'_, Memory>> = calls
-                .iter()
-                .filter(|call| !is(call.dispatch))
-                .cloned()
-                .collect();
-            if kept.len() < calls.len() {
-                let [rest, _] = self.seconds(&kept, pages, reads)?;
-                println!(
-                    "  {what}: {:.0} us, {} calls",
-                    (whole - rest) * 1e6,
-                    calls.len() - kept.len()
-                );
-            }
-            Ok::<(), GpuError>(())
-        };
         for family in FAMILIES {
-            without(family[0], &|d| family.contains(&d.name))?;
+            let rest = calls
+                .iter()
+                .filter(|call| !family.contains(&call.dispatch.name));
+            let rest: Vec<Call<'_, Memory>> = rest.cloned().collect();
+            let n = calls.len() - rest.len();
+            if n > 0 {
+                let [less, _] = self.seconds(&rest, pages, reads)?;
+                println!("  {}: {:.0} us, {n} calls", family[0], (whole - less) * 1e6);
+            }
         }
         Ok(())
     }
@@ -292,7 +280,7 @@ fn speed_of_passes() {
         }
         let gpu = Measuring {
             gpu: WebGpu::new(device),
-            left: AtomicU32::new(0),
+            next: AtomicBool::new(false),
         };
         let runner = Arc::new(GpuRunner::new(gpu, &model, usize::MAX).unwrap());
         let shared: Arc<dyn Runner> = Arc::clone(&runner) as Arc<dyn Runner>;
@@ -313,7 +301,7 @@ fn speed_of_passes() {
             }
             println!("{n_rows} rows behind {n_prompt} tokens:");
             let tokens: Vec<[u32; 1]> = (0..n_rows).map(|i| [i]).collect();
-            runner.gpu().left.store(1, Ordering::Relaxed);
+            runner.gpu().next.store(true, Ordering::Relaxed);
             let mut slots: Vec<_> = sequences
                 .iter_mut()
                 .zip(&tokens)
@@ -336,7 +324,7 @@ fn speed_of_passes() {
         let mut sequence = engine.sequence(&options).unwrap();
         let prompt: Vec<u32> = (0..512).map(|i| i % 1000).collect();
         println!("a prompt of 512:");
-        runner.gpu().left.store(1, Ordering::Relaxed);
+        runner.gpu().next.store(true, Ordering::Relaxed);
         let slot = Slot::new(&mut sequence, &prompt, TokenKind::Prompt);
         step(&engine, &mut [slot]);
     }

@@ -2,7 +2,7 @@
 
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
-use crate::gpu::webgpu::shaders::Instance;
+use crate::gpu::webgpu::shaders::{Instance, attends_generated};
 
 /// Most workgroups per dimension that WebGPU promises.
 const MOST: u32 = 65535;
@@ -64,7 +64,7 @@ pub(super) fn grid(
                 a.n_expert,
             ]
         }
-        "attention_decode" | "attention_single" => {
+        name if attends_generated(name) => {
             let a: AttentionArgs = bytemuck::pod_read_unaligned(args);
             let chunks = (a.n_head / a.n_head_kv).div_ceil(instance.heads_each());
             [a.n_splits, a.n_head_kv * chunks, a.n_rows]

@@ -6,7 +6,9 @@ use crate::gpu::kernels::{Access, AttentionArgs, Dispatch, Element, ElementwiseA
 use crate::gpu::webgpu::buffer::{Bound, Buffer, Pipeline};
 use crate::gpu::webgpu::joined::{F16_BITS, joined};
 use crate::gpu::webgpu::pace::operations;
-use crate::gpu::webgpu::shaders::{GATES, Instance, Matrix, declaration, lanes};
+use crate::gpu::webgpu::shaders::{
+    GATES, Instance, Matrix, attends_generated, declaration, is_rms_norm, lanes,
+};
 use crate::quant::DType;
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -209,11 +211,11 @@ pub(super) fn instance(
     if bindings.iter().any(|b| b.element == Element::Page) {
         instance.slabs = slabs;
     }
-    if matches!(dispatch.name, "attention_decode" | "attention_single") {
+    if attends_generated(dispatch.name) {
         let args: AttentionArgs = bytemuck::pod_read_unaligned(&dispatch.args);
         instance.halves = [args.key_bits, args.value_bits] == [F16_BITS; 2];
     }
-    instance.wide |= instance.is_rms_norm();
+    instance.wide |= is_rms_norm(dispatch.name);
     if instance.wide {
         // The length of rows is the first argument of all kernels with weights, and of norms.
         let n = dispatch

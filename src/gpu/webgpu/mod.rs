@@ -31,11 +31,14 @@ pub fn check_device(
     index: usize,
     mut report: impl FnMut(&'static str, Result<(), String>),
 ) -> Result<(), GpuError> {
+    let mut run = |device: &Device, name, case: &check::Case| {
+        let mut stage = DeviceStage::new(device, device.max_slabs().min(2));
+        let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
+        report(name, (case.run)(&mut checker));
+    };
     let device = Device::open(index, Options::default())?;
     for case in check::CASES {
-        let mut stage = DeviceStage::new(&device, device.max_slabs().min(2));
-        let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
-        report(case.name, (case.run)(&mut checker));
+        run(&device, case.name, case);
     }
     let options = Options {
         matrices: true,
@@ -43,14 +46,12 @@ pub fn check_device(
     };
     let device = Device::open(index, options)?;
     if device.info().matrix.is_some() {
-        for (name, case) in [
-            ("matmul with f16 matrices", "matmul"),
-            ("matmul_experts with f16 matrices", "matmul_experts"),
-        ] {
-            let mut stage = DeviceStage::new(&device, 1);
-            let mut checker = check::Checker::new(&mut stage, kernels::FORMATS, true);
-            let case = check::CASES.iter().find(|c| c.name == case);
-            report(name, case.map_or(Ok(()), |case| (case.run)(&mut checker)));
+        for case in check::CASES {
+            match case.name {
+                "matmul" => run(&device, "matmul with f16 matrices", case),
+                "matmul_experts" => run(&device, "matmul_experts with f16 matrices", case),
+                _ => {}
+            }
         }
     }
     Ok(())

@@ -199,6 +199,16 @@ pub(super) fn lanes(n_in: u32) -> u32 {
     }
 }
 
+/// Whether a kernel is a norm that has a text with vectors.
+pub(super) fn is_rms_norm(kernel: &str) -> bool {
+    matches!(kernel, "rms_norm" | "rms_norm_add")
+}
+
+/// Whether a kernel is attention of generated tokens, which has a text of its own for pages in f16.
+pub(super) fn attends_generated(kernel: &str) -> bool {
+    matches!(kernel, "attention_decode" | "attention_single")
+}
+
 /// Table entries, composed once.
 static DECLARATIONS: LazyLock<Vec<Declaration>> = LazyLock::new(|| {
     let mut all = declarations();
@@ -235,7 +245,7 @@ pub fn instances(slabs: u32, matrix: Option<Matrix>) -> Vec<Instance> {
             .flat_map(|f| variants.iter().map(move |v| (f, v)))
         {
             let floats = has(Element::Weights) && format.block().0 == 1;
-            let norms = matches!(d.name, "rms_norm" | "rms_norm_add");
+            let norms = is_rms_norm(d.name);
             let wides = match floats || norms {
                 true => &[false, true][..],
                 false => &[true],
@@ -262,7 +272,7 @@ pub fn instances(slabs: u32, matrix: Option<Matrix>) -> Vec<Instance> {
             });
             let first = all.len();
             all.extend(single);
-            if matches!(d.name, "attention_decode" | "attention_single") {
+            if attends_generated(d.name) {
                 all.push(Instance {
                     halves: true,
                     ..all[first]
@@ -345,11 +355,6 @@ impl Instance {
         self.name.starts_with("matvec") || self.name.starts_with("matmul")
     }
 
-    /// Whether it is a norm that has a text with vectors.
-    pub(super) fn is_rms_norm(&self) -> bool {
-        matches!(self.name, "rms_norm" | "rms_norm_add")
-    }
-
     /// Whether the binding `element` has vectors of 16 bytes, to which its offset then has to be
     /// aligned.
     pub(super) fn vectors(&self, element: Element, access: Access) -> bool {
@@ -359,7 +364,7 @@ impl Instance {
                 DType::F32 | DType::F16 | DType::BF16 => self.wide,
                 _ => false,
             },
-            Element::F32 if self.is_rms_norm() => self.wide,
+            Element::F32 if is_rms_norm(self.name) => self.wide,
             Element::F32 => self.wide && self.is_product() && access == Access::Read,
             _ => false,
         }
