@@ -13,6 +13,48 @@ use ruvllm::quant::FileType;
 use ruvllm_benches::Shape;
 use std::path::PathBuf;
 
+/// What the rows of a plot have in common: their names do without it, its title has it.
+pub(super) struct Common {
+    model: Option<String>,
+    n_threads: Option<usize>,
+}
+
+impl Common {
+    /// Of rows with a model's name and a number of threads.
+    pub(super) fn of<'r>(rows: impl Iterator<Item = (&'r str, usize)>) -> Common {
+        let (models, numbers): (Vec<&str>, Vec<usize>) = rows.unzip();
+        fn one<T: PartialEq + Copy>(all: &[T]) -> Option<T> {
+            let first = all.first().copied()?;
+            all.iter().all(|other| *other == first).then_some(first)
+        }
+        Common {
+            model: one(&models).map(str::to_owned),
+            n_threads: one(&numbers),
+        }
+    }
+
+    /// Name of a row that measures `what`.
+    pub(super) fn name(&self, (model, n_threads): (&str, usize), what: &str) -> String {
+        let mut name = what.to_owned();
+        if self.n_threads.is_none() {
+            name += &format!(", {n_threads} threads");
+        }
+        if self.model.is_none() {
+            name = format!("{model} {name}");
+        }
+        name
+    }
+
+    /// Title of a plot, `None` if the rows have several models.
+    pub(super) fn title(&self) -> Option<String> {
+        let model = self.model.as_ref()?;
+        Some(match self.n_threads {
+            Some(n_threads) => format!("{model}, {n_threads} threads"),
+            None => model.clone(),
+        })
+    }
+}
+
 /// Which models, on how many threads, how often.
 #[derive(clap::Args)]
 pub(super) struct ModelsArgs {

@@ -1,7 +1,7 @@
 //! `ruvllm bench replay`: what drafts gain, measured in turns with plain decoding.
 
 use super::lists::list;
-use super::models::ModelsArgs;
+use super::models::{Common, ModelsArgs};
 use crate::flags::{SpeculationArgs, demo_metadata, engine};
 use crate::io::bars::{Bar, Bars};
 use crate::io::table::Printer;
@@ -128,6 +128,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl Row {
+    /// Name of the model, and number of threads.
+    fn origin(&self) -> (&str, usize) {
+        (&self.model, self.n_threads)
+    }
+
     fn rate(&self, i: usize) -> f64 {
         median(self.rates.iter().map(|pair| pair[i]))
     }
@@ -209,35 +214,24 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// The speed-up of each row, with how many drafts came true.
 fn bars(rows: &[Row]) -> Bars {
-    let is_one = |of: &dyn Fn(&Row) -> String| rows.iter().all(|row| of(row) == of(&rows[0]));
-    let one_model = is_one(&|row| row.model.clone());
-    let one_number = is_one(&|row| row.n_threads.to_string());
+    let common = Common::of(rows.iter().map(Row::origin));
     let bar = |row: &Row| {
-        let mut name = row.workload.clone();
-        if !one_number {
-            name += &format!(", {} threads", row.n_threads);
-        }
-        if !one_model {
-            name = format!("{} {name}", row.model);
-        }
-        let of = |of: &dyn Fn(&DraftStats) -> usize| -> usize {
-            row.drafters.iter().map(|(_, stats)| of(stats)).sum()
-        };
-        let (accepted, drafted) = (of(&|stats| stats.n_accepted), of(&|stats| stats.n_drafted));
+        let drafters = || row.drafters.iter().map(|(_, stats)| stats);
+        let accepted: usize = drafters().map(|stats| stats.n_accepted).sum();
+        let drafted: usize = drafters().map(|stats| stats.n_drafted).sum();
         let came_true = match drafted {
             0 => "no drafts".into(),
             _ => format!("{accepted} of {drafted} drafts came true"),
         };
         Bar {
-            name,
+            name: common.name(row.origin(), &row.workload),
             value: row.speedup(),
             label: format!("{:.2}: {came_true}", row.speedup()),
         }
     };
-    let model = rows.first().filter(|_| one_model).map(|row| &row.model);
     Bars {
-        title: model.map_or("With drafts".into(), |model| {
-            format!("{model}, with drafts")
+        title: common.title().map_or("With drafts".into(), |title| {
+            format!("{title}, with drafts")
         }),
         x_label: "times as fast as without".into(),
         base: 1.0,

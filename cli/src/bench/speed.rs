@@ -1,7 +1,7 @@
 //! `ruvllm bench speed`: speed of prompts and of generation, and what it means for the machine.
 
 use super::lists::list;
-use super::models::ModelsArgs;
+use super::models::{Common, ModelsArgs};
 use super::scenarios::{self, scenario_of};
 use crate::flags::{LoraArgs, OverwriteArg, engine};
 use crate::io::plot::{Mark, Plot, Series};
@@ -147,6 +147,11 @@ struct Row {
 }
 
 impl Row {
+    /// Name of the model, and number of threads.
+    fn origin(&self) -> (&str, usize) {
+        (&self.model, self.outcome.n_threads)
+    }
+
     fn of(model: &Model, name: &str, limits: &Limits, outcome: Outcome, peer: Vec<f64>) -> Row {
         let test = outcome.test;
         // A prompt reads each weight once per batch: there the arithmetic is the limit.
@@ -280,20 +285,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Tokens per second by depth: a line for each model, number of threads and test, and a broken one
 /// for the peer.
 fn plot(rows: &[Row]) -> Plot {
-    let is_one = |of: &dyn Fn(&Row) -> String| rows.iter().all(|row| of(row) == of(&rows[0]));
-    let one_model = is_one(&|row| row.model.clone());
-    let one_number = is_one(&|row| row.outcome.n_threads.to_string());
+    let common = Common::of(rows.iter().map(Row::origin));
     let mut series: Vec<Series> = Vec::new();
     for row in rows {
         let o = &row.outcome;
         let kind = Test { depth: 0, ..o.test };
-        let mut name = kind.to_string();
-        if !one_number {
-            name += &format!(", {} threads", o.n_threads);
-        }
-        if !one_model {
-            name = format!("{} {name}", row.model);
-        }
+        let name = common.name(row.origin(), &kind.to_string());
         let mut add = |name: &str, mark, rate: f64| {
             let point = (o.test.depth as f64, rate);
             match series.iter_mut().find(|s| s.name == name && s.mark == mark) {
@@ -318,15 +315,8 @@ fn plot(rows: &[Row]) -> Plot {
     // A point is no line.
     let alone = series.iter_mut().filter(|s| s.points.len() == 1);
     alone.for_each(|series| series.mark = Mark::Dots);
-    let title = match rows.first() {
-        Some(row) if one_model && one_number => {
-            format!("{}, {} threads", row.model, row.outcome.n_threads)
-        }
-        Some(row) if one_model => row.model.clone(),
-        _ => "Speed".into(),
-    };
     Plot {
-        title,
+        title: common.title().unwrap_or_else(|| "Speed".into()),
         x_label: "tokens in the context before".into(),
         y_label: "tokens per second".into(),
         is_log: true,
