@@ -24,6 +24,8 @@ mod house;
 mod images;
 #[path = "serve/load.rs"]
 mod load;
+#[path = "serve/memory.rs"]
+mod memory;
 #[path = "serve/messages.rs"]
 mod messages;
 #[path = "serve/ollama.rs"]
@@ -110,9 +112,13 @@ impl Server {
         body: &str,
     ) -> (u16, String, String) {
         let mut stream = self.connect();
+        let host = match headers.contains("host: ") {
+            true => "",
+            false => "host: x\r\n",
+        };
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\n{host}connection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();

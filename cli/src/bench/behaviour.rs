@@ -22,8 +22,8 @@ pub(crate) struct BehaviourArgs {
     /// Facts to teach, and as many further ones afterwards [default: 100, with --quick 24]
     #[arg(long, value_name = "N", requires = "behaviour")]
     facts: Option<usize>,
-    /// Ways of being taught, separated by commas: nothing, context, retrieval, adapter, both,
-    /// training, consolidation [default: the first five]
+    /// Ways of being taught, separated by commas: nothing, context, retrieval, words, adapter,
+    /// both, training, consolidation [default: the first six]
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "behaviour", value_parser = arm)]
     arms: Vec<BehaviourArm>,
     /// Seed of facts and questions

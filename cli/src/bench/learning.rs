@@ -52,9 +52,9 @@ pub(crate) struct Args {
     ctx_size: usize,
     #[command(flatten)]
     threads: ThreadsArg,
-    /// Most mean KL divergence over control text, in nats
-    #[arg(long, value_name = "NATS", default_value_t = LearnerOptions::default().max_divergence)]
-    max_divergence: f64,
+    /// Most mean KL divergence over control text, in nats [default: 0.0015, of consolidation 0.05]
+    #[arg(long, value_name = "NATS")]
+    max_divergence: Option<f64>,
     /// Step of backpropagation into the last quarter of the layers, relative to the norm of a
     /// matrix
     #[arg(long, value_name = "RATE", default_value_t = LearningOptions::default().deep_rate)]
@@ -80,10 +80,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let control = read_text(&args.control)?;
         let model = args.model.open(&args.placement)?;
         model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+        let usual = BehaviourOptions::default();
         let options = BehaviourOptions {
             n_ctx: args.ctx_size,
             n_threads: args.threads.number(),
-            ..Default::default()
+            max_divergence: args.max_divergence.unwrap_or(usual.max_divergence),
+            ..usual
         };
         let (own, quick, json) = (&args.behaviour, args.quick, args.json);
         return behaviour::run(own, &model, &control, options, quick, json);
@@ -93,12 +95,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = args.model.open(&args.placement)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
     let tokens = |text: &str| tokenizer.encode(text, true, false);
+    let usual = LearnerOptions::default();
     let options = LearningOptions {
         n_ctx: args.ctx_size,
         n_threads: args.threads.number(),
         learner: LearnerOptions {
-            max_divergence: args.max_divergence,
-            ..Default::default()
+            max_divergence: args.max_divergence.unwrap_or(usual.max_divergence),
+            ..usual
         },
         deep_rate: args.deep_rate,
         deep_controls: !args.quick,

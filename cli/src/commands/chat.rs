@@ -8,16 +8,16 @@ use crate::flags::template::{
     ImageTemplate, Pictures, Renderer, TemplateArgs, bos_text, eos_text, parts, transcript_note,
 };
 use crate::flags::{
-    Drafted, ImageArgs, Learning, ModelArgs, PlacementArgs, SamplingArgs, TextArgs, keep_for,
-    no_tokenizer, read, session, speculate, tell_failure,
+    Drafted, ImageArgs, Learning, MemoryArgs, ModelArgs, PlacementArgs, SamplingArgs, TextArgs,
+    entry_line, keep_for, no_tokenizer, notes, read, remember, session, speculate, tell_failure,
 };
-use crate::io::conversations::{Kept, SessionName, state_folder};
+use crate::io::conversations::{Kept, SessionName};
+use crate::io::lines::Lines;
 use crate::io::slash::{COMMANDS, Command};
 use crate::io::{
     Failure, note, on_interrupt, paint, per_second, picture, print, printable, read_text,
     stdin_is_terminal, unix_time, without_last_newline,
 };
-use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use ruvllm::CancelToken;
 use ruvllm::Model;
@@ -31,10 +31,9 @@ use ruvllm::decode::{DecodeError, Speculation};
 use ruvllm::session::{EncodedPrompt, PartsError};
 use ruvllm::{Error, SessionError};
 use ruvllm_learn::Learning as _;
+use ruvllm_learn::memory::{Memory, NewEntry};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -45,6 +44,7 @@ Examples:
   ruvllm chat -m model.gguf --session trip    go on with it another day
   ruvllm chat -m model.gguf --image cat.png   talk about a picture; /image FILE adds another
   ruvllm chat -m model.gguf --learn mine      learn from it; `ruvllm learn` shows and undoes
+  ruvllm chat -m model.gguf --memory mine     /remember facts, which later conversations are told
 
 In a conversation: Ctrl-C stops an answer, Ctrl-D leaves. A line that ends in \\ goes on in the \
 next. /help tells the commands.";
@@ -86,6 +86,8 @@ pub(crate) struct Args {
     images: ImageArgs,
     #[command(flatten)]
     text: TextArgs,
+    #[command(flatten)]
+    memory: MemoryArgs,
 }
 
 /// What records of the conversation are called: its name, or when it began.
@@ -119,16 +121,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.text.session,
     )?;
     keep_for(&mut session, speculation.as_ref());
-    let learning = (args.text).begin_learning(&session, session_id(args))?;
+    let id = session_id(args);
+    let learning = (args.text).begin_learning(&session, id.clone())?;
+    let memory = args.memory.open()?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let lines = Lines::new(interactive)?;
     // After the editor, which has a handler of its own; it sees Ctrl-C as a key.
-    let (interrupted, interrupt) = (cancel.clone(), lines.interrupt.clone());
+    let (interrupted, interrupt) = (cancel.clone(), lines.interrupter());
     on_interrupt(move || {
         interrupted.cancel();
-        // Nobody waits any more once the conversation has ended.
-        let _ = interrupt.send(Event::Interrupt);
+        interrupt();
     })?;
 
     let mut chat = Chat {
@@ -144,6 +147,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session,
         speculation,
         learning,
+        memory,
+        id,
+        said: String::new(),
         sampling: args.text.sampling.clone(),
         sampler,
         cancel,
@@ -214,6 +220,11 @@ struct Chat<'a> {
     session: Session,
     speculation: Option<Speculation>,
     learning: Option<Learning>,
+    memory: Option<Memory>,
+    /// What records of the conversation are called.
+    id: String,
+    /// The last message, without what was told before it.
+    said: String,
     /// What `sampler` was made of.
     sampling: SamplingArgs,
     sampler: Sampler,
@@ -230,93 +241,6 @@ struct Chat<'a> {
     pictures: Pictures,
     /// What stands for those that the next message is about.
     next_pictures: String,
-}
-
-/// What a conversation waits for.
-enum Event {
-    Line(Result<String, ReadlineError>),
-    /// Ctrl-C where it is no key, or the system asks the program to end.
-    Interrupt,
-}
-
-/// The lines of the conversation, read by a thread of its own, so that an interrupt is heard while
-/// one is awaited.
-struct Lines {
-    /// A prompt to read a line after, and what goes to the history before that.
-    ask: Sender<(&'static str, Option<String>)>,
-    events: Receiver<Event>,
-    interrupt: Sender<Event>,
-    reader: JoinHandle<()>,
-    /// Lines read.
-    n: usize,
-}
-
-impl Lines {
-    fn new(interactive: bool) -> Result<Lines, Failure> {
-        let mut editor = DefaultEditor::new()?;
-        let history = history_file().filter(|_| interactive);
-        let (ask, asked) = channel::<(&str, Option<String>)>();
-        let (interrupt, events) = channel();
-        let read = interrupt.clone();
-        let reader = Builder::new().spawn(move || {
-            if let Some(path) = &history {
-                // The first time there is none.
-                let _ = editor.load_history(path);
-            }
-            for (prompt, entry) in asked {
-                let _ = entry.map(|entry| editor.add_history_entry(entry));
-                if read.send(Event::Line(editor.readline(prompt))).is_err() {
-                    break;
-                }
-            }
-            if let Some(path) = &history {
-                let saved = path
-                    .parent()
-                    .map_or(Ok(()), std::fs::create_dir_all)
-                    .is_ok()
-                    && editor.save_history(path).is_ok();
-                if !saved {
-                    note(format!(
-                        "The history could not be saved to {}.",
-                        path.display()
-                    ));
-                }
-            }
-        })?;
-        Ok(Lines {
-            ask,
-            events,
-            interrupt,
-            reader,
-            n: 0,
-        })
-    }
-
-    /// The next line; an interrupt ends the conversation.
-    fn next(
-        &mut self,
-        prompt: &'static str,
-        history: Option<String>,
-    ) -> Result<Result<String, ReadlineError>, Failure> {
-        let event = self
-            .ask
-            .send((prompt, history))
-            .ok()
-            .and_then(|()| self.events.recv().ok());
-        self.n += 1;
-        match event {
-            Some(Event::Line(line)) => Ok(line),
-            Some(Event::Interrupt) => Err(Failure::Interrupted),
-            None => Ok(Err(ReadlineError::Eof)),
-        }
-    }
-
-    /// Lets the reader save the history.
-    fn end(self) {
-        drop(self.ask);
-        // A reader that panicked has said so.
-        let _ = self.reader.join();
-    }
 }
 
 impl Chat<'_> {
@@ -340,7 +264,7 @@ impl Chat<'_> {
             };
             if self.interactive {
                 // Ctrl-C pressed a moment after the answer was complete.
-                lines.events.try_iter().for_each(drop);
+                lines.forget_interrupts();
             }
             match lines.next(prompt, history.take())? {
                 Ok(line) => {
@@ -370,7 +294,7 @@ impl Chat<'_> {
                 Err(error) => {
                     return Err(Failure::Work(format!(
                         "standard input, line {}: {error}",
-                        lines.n
+                        lines.n()
                     )));
                 }
             }
@@ -407,6 +331,21 @@ impl Chat<'_> {
             }
             Command::Save(name) => self.save(&name)?,
             Command::Load(name) => self.load(&name)?,
+            Command::Remember(text) => {
+                let text = text.map_or_else(|| self.said.clone(), str::to_owned);
+                self.remember(NewEntry::taught(text))?;
+            }
+            Command::Correct(text) => self.remember(NewEntry::correction(text))?,
+            Command::Memory => {
+                let memory = self.memory()?;
+                let lines = memory.entries().iter();
+                lines.for_each(|entry| note(entry_line(memory, entry)));
+                note(match memory.entries().len() {
+                    0 => "Nothing is remembered; /remember TEXT remembers a text.",
+                    _ => "/forget N forgets an entry.",
+                });
+            }
+            Command::Forget(number) => self.memory()?.forget(number)?,
             Command::Rate(is_good) => self.rate(is_good),
             Command::Stats => self.tell_stats(),
             Command::Clear => {
@@ -426,9 +365,38 @@ impl Chat<'_> {
     /// Answers `text`; failures that another message could avoid are told and forgotten.
     fn say(&mut self, text: &str) -> Result<(), Failure> {
         let pictures = std::mem::take(&mut self.next_pictures);
-        let text = Pictures::without_marks(text);
-        self.messages.push(Message::user(pictures + &text));
+        self.said = Pictures::without_marks(text);
+        let notes = self.notes()?;
+        let message = pictures + &notes + &self.said;
+        self.messages.push(Message::user(message));
         self.answer()
+    }
+
+    /// What is remembered and like the last message, to be told before it.
+    fn notes(&mut self) -> Result<String, Failure> {
+        let Some(memory) = &mut self.memory else {
+            return Ok(String::new());
+        };
+        let notes = notes(memory, &self.said, self.tokenizer)?;
+        if self.interactive && !notes.numbers.is_empty() {
+            let numbers: Vec<String> = notes.numbers.iter().map(u64::to_string).collect();
+            self.tell(&format!(
+                "told of the memory: {}, in {} tokens",
+                numbers.join(", "),
+                notes.n_tokens
+            ));
+        }
+        Ok(Pictures::without_marks(&notes.text))
+    }
+
+    fn memory(&mut self) -> Result<&mut Memory, Failure> {
+        let missing = "nothing is remembered here; start chat with --memory DIR";
+        (self.memory.as_mut()).ok_or_else(|| Failure::Usage(missing.into()))
+    }
+
+    fn remember(&mut self, mut new: NewEntry) -> Result<(), Failure> {
+        new.session.clone_from(&self.id);
+        remember(self.memory()?, new)
     }
 
     /// Takes an image into the next message.
@@ -877,9 +845,4 @@ impl From<ruvllm::chat::ChatError> for Stop {
             error => Error::from(error).into(),
         }
     }
-}
-
-/// Where the lines typed are kept.
-fn history_file() -> Option<PathBuf> {
-    Some(state_folder()?.join("history"))
 }

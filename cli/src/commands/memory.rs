@@ -1,9 +1,10 @@
 //! `ruvllm memory`: what a folder remembers, seen and changed by its owner.
 
-use crate::io::{Failure, check_overwrite, note, print, print_json, printable, size};
+use crate::flags::{entry_json, entry_line, remember, verdict};
+use crate::io::{Failure, check_overwrite, note, print, print_json, size};
 use clap::Subcommand;
-use ruvllm_learn::memory::{Entry, Memory, MemoryOptions, NewEntry, Verdict};
-use serde_json::{Value, json};
+use ruvllm_learn::memory::{Memory, MemoryOptions, NewEntry, Verdict};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -15,6 +16,7 @@ Examples:
   ruvllm memory edit mine 1 'The gauge at Ossen Weir is read daily.' --verdict partial
   ruvllm memory export mine -o memory.jsonl
   ruvllm memory forget mine 1
+  ruvllm chat -m model.gguf --memory mine      tells the model what is like a message
 
 Entries are found by their words here. What was forgotten or changed is no longer in the file afterwards.";
 
@@ -97,13 +99,6 @@ enum Action {
     },
 }
 
-fn verdict(name: &str) -> Result<Verdict, String> {
-    let mut all = Verdict::ALL.iter();
-    all.find(|(known, _)| *known == name)
-        .map(|(_, verdict)| *verdict)
-        .ok_or_else(|| format!("there is no verdict {name:?}; there are success, partial, failure"))
-}
-
 /// The memory of a folder that exists.
 fn existing(folder: &Path) -> Result<Memory, Failure> {
     if !folder.is_dir() {
@@ -131,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let mut memory = existing(folder)?;
             for hit in memory.search(text, None, *n)? {
                 if let Some(entry) = memory.entry(hit.number) {
-                    print(format!("{:.2} {}\n", hit.score, line(&memory, entry)))?;
+                    print(format!("{:.2} {}\n", hit.score, entry_line(&memory, entry)))?;
                 }
             }
             Ok(())
@@ -150,16 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 session: session.clone(),
                 is_correction: *correction,
             };
-            let number = memory.remember(new, None)?;
-            let corrected = memory.entry(number).map_or(0, |entry| entry.corrects);
-            match (correction, corrected) {
-                (false, _) => note(format!("entry {number}")),
-                (true, 0) => note(format!(
-                    "entry {number}; nothing is like it, so it corrects nothing"
-                )),
-                (true, old) => note(format!("entry {number} corrects entry {old}")),
-            }
-            Ok(())
+            remember(&mut memory, new)
         }
         Action::Edit {
             folder,
@@ -195,39 +181,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// An entry on a line.
-fn line(memory: &Memory, entry: &Entry) -> String {
-    let corrected = memory.corrected_by(entry.number);
-    let corrected = corrected.map_or(String::new(), |by| format!(" (corrected by {by})"));
-    format!(
-        "{:>5} {:<7} {}{corrected}",
-        entry.number,
-        entry.verdict.name(),
-        printable(&entry.text)
-    )
-}
-
 fn list(memory: &Memory, as_json: bool) -> Result<(), Failure> {
     let entries = memory.entries();
     if as_json {
-        let all = entries.iter().map(|entry| to_json(memory, entry));
+        let all = entries.iter().map(|entry| entry_json(memory, entry));
         return print_json(&Value::Array(all.collect()));
     }
     for entry in entries {
-        print(format!("{}\n", line(memory, entry)))?;
+        print(format!("{}\n", entry_line(memory, entry)))?;
     }
-    note(format!(
-        "{} entries, {}",
-        entries.len(),
-        size(memory.bytes())
-    ));
+    let (n, bytes) = (entries.len(), size(memory.bytes()));
+    let noun = if n == 1 { "entry" } else { "entries" };
+    note(format!("{n} {noun}, {bytes}"));
     Ok(())
 }
 
 fn export(memory: &Memory, output: Option<&PathBuf>, overwrite: bool) -> Result<(), Failure> {
     let lines = memory.entries().iter();
     let lines: String = lines
-        .map(|entry| format!("{}\n", to_json(memory, entry)))
+        .map(|entry| format!("{}\n", entry_json(memory, entry)))
         .collect();
     match output {
         None => print(lines),
@@ -236,17 +208,4 @@ fn export(memory: &Memory, output: Option<&PathBuf>, overwrite: bool) -> Result<
             std::fs::write(path, lines).map_err(Failure::file(path))
         }
     }
-}
-
-fn to_json(memory: &Memory, entry: &Entry) -> Value {
-    json!({
-        "number": entry.number,
-        "text": entry.text,
-        "verdict": entry.verdict.name(),
-        "session": entry.session,
-        "timestamp": entry.timestamp,
-        "revision": entry.revision,
-        "corrects": (entry.corrects != 0).then_some(entry.corrects),
-        "corrected_by": memory.corrected_by(entry.number),
-    })
 }

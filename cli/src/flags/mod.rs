@@ -12,6 +12,7 @@ mod images;
 mod learn;
 pub(crate) mod llama_cpp;
 mod lora;
+mod memory;
 mod model;
 mod overwrite;
 mod recipe;
@@ -41,6 +42,11 @@ pub(crate) use learn::{both, earlier_file, open_folder};
 #[cfg(feature = "serve")]
 pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};
+#[cfg(feature = "chat")]
+pub(crate) use memory::MemoryArgs;
+#[cfg(any(feature = "chat", feature = "serve"))]
+pub(crate) use memory::notes;
+pub(crate) use memory::{entry_json, entry_line, remember, verdict};
 pub(crate) use model::*;
 pub(crate) use overwrite::OverwriteArg;
 pub(crate) use recipe::RecipeArgs;

@@ -8,6 +8,8 @@ mod failure;
 mod input;
 mod interrupt;
 mod json;
+#[cfg(feature = "chat")]
+pub(crate) mod lines;
 pub(crate) mod measured;
 pub(crate) mod memory;
 mod output;

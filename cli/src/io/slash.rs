@@ -11,6 +11,9 @@ pub(crate) const COMMANDS: &str = "\
 /image FILE   the next message is about this picture; repeatable
 /save NAME    keep the conversation under this name, as --session does
 /load NAME    go on with a conversation that was kept
+/remember X   with --memory, remember X, or the last message, in all conversations
+/correct X    the same, in place of what is remembered and most like it
+/memory       what is remembered; /forget N forgets an entry
 /good, /bad   rate the answer: with --learn, the model learns from it
 /stats        speed of the last answer, room in the context
 /clear        forget the conversation
@@ -33,6 +36,12 @@ pub(crate) enum Command<'a> {
     Image(&'a Path),
     Save(SessionName),
     Load(SessionName),
+    /// A text; none: the last message.
+    Remember(Option<&'a str>),
+    Correct(&'a str),
+    Memory,
+    /// The number of an entry.
+    Forget(u64),
     /// Whether the answer was good.
     Rate(bool),
     Stats,
@@ -52,6 +61,10 @@ impl Command<'_> {
             ("/image", path) => Command::Image(Path::new(needed(path, "/image FILE")?)),
             ("/save", name) => Command::Save(session(name, "/save NAME")?),
             ("/load", name) => Command::Load(session(name, "/load NAME")?),
+            ("/remember", text) => Command::Remember(text),
+            ("/correct", text) => Command::Correct(needed(text, "/correct TEXT")?),
+            ("/memory", None) => Command::Memory,
+            ("/forget", number) => Command::Forget(entry(needed(number, "/forget N")?)?),
             ("/good", None) => Command::Rate(true),
             ("/bad", None) => Command::Rate(false),
             ("/stats", None) => Command::Stats,
@@ -80,6 +93,11 @@ fn session(name: Option<&str>, usage: &str) -> Result<SessionName, Failure> {
         .map_err(|expected| Failure::Usage(format!("{name:?} is no name: {expected}")))
 }
 
+fn entry(number: &str) -> Result<u64, Failure> {
+    let wrong = |_| Failure::Usage(format!("{number:?} is no number of an entry: see /memory"));
+    number.parse().map_err(wrong)
+}
+
 fn is_slash_and_letters(word: &str) -> bool {
     word.strip_prefix('/').is_some_and(|word| {
         !word.is_empty() && word.chars().all(|letter| letter.is_ascii_alphabetic())
@@ -100,6 +118,11 @@ mod tests {
             ("/set temp 0.6", Command::Set(Some(("temp", Some("0.6"))))),
             ("/set ignore-eos", Command::Set(Some(("ignore-eos", None)))),
             ("/image a b.png", Command::Image(Path::new("a b.png"))),
+            ("/remember", Command::Remember(None)),
+            ("/remember a b", Command::Remember(Some("a b"))),
+            ("/correct a b", Command::Correct("a b")),
+            ("/memory", Command::Memory),
+            ("/forget 3", Command::Forget(3)),
             ("/foo", Command::Unknown("/foo")),
             ("/usr/bin/env", Command::Message),
             ("/regen it", Command::Message),
@@ -110,7 +133,15 @@ mod tests {
         }
         let saved = Command::of("/save trip").unwrap();
         assert_eq!(saved, Command::Save("trip".parse().unwrap()));
-        for wrong in ["/save", "/save a b", "/load ../x", "/image"] {
+        for wrong in [
+            "/save",
+            "/save a b",
+            "/load ../x",
+            "/image",
+            "/correct",
+            "/forget",
+            "/forget x",
+        ] {
             assert!(Command::of(wrong).is_err(), "{wrong}");
         }
     }

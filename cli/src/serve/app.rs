@@ -11,6 +11,7 @@ use super::http::error::ApiError;
 use super::ids::{Caller, random};
 use super::images::ImageReader;
 use super::learner::Learner;
+use super::memories::Memories;
 use super::observe::audit_log::AuditLog;
 use super::observe::metrics::Metrics;
 use super::observe::telemetry::{Telemetry, Watchdog};
@@ -103,6 +104,8 @@ pub(super) struct App {
     pub(super) slots: Option<Slots>,
     /// By key; empty if nothing is learnt.
     pub(super) learners: Vec<Arc<Learner>>,
+    /// What users have had remembered.
+    pub(super) memories: Arc<Memories>,
     /// Whether texts are shortened whose vectors are wanted, and that are too long.
     pub(super) embd_truncate: bool,
     /// Whether the template knows the role `developer`.
@@ -390,6 +393,7 @@ impl App {
         let file_name = purpose.model.file_name().to_string_lossy().into_owned();
         Ok(App {
             learners: Vec::new(),
+            memories: Arc::default(),
             sampling: args.sampling.options(model.gguf().metadata(), &tokenizer)?,
             breakers: args.sampling.breakers(&tokenizer),
             mask: args.sampling.mask(&model)?,
@@ -505,13 +509,15 @@ pub(super) struct Loader {
     threads: OnceLock<SharedThreads>,
     pub(super) metrics: Metrics,
     audit_log: Option<AuditLog>,
+    memories: Arc<Memories>,
 }
 
 impl Loader {
     pub(super) fn new(args: Arc<ServerArgs>, isolates_templates: bool) -> Result<Loader, Failure> {
-        let metrics = Metrics::default();
+        let (metrics, keys) = (Metrics::default(), keys(&args)?);
         Ok(Loader {
-            keys: Arc::new(keys(&args)?),
+            memories: Arc::new(Memories::open(&args, &keys)?),
+            keys: Arc::new(keys),
             isolates_templates,
             threads: OnceLock::new(),
             audit_log: args.audit_log.open(&metrics.audit_lines_dropped)?,
@@ -526,6 +532,10 @@ impl Loader {
 
     pub(super) fn keys(&self) -> Arc<Vec<String>> {
         Arc::clone(&self.keys)
+    }
+
+    pub(super) fn memories(&self) -> Arc<Memories> {
+        Arc::clone(&self.memories)
     }
 
     /// Writes what waits to be written.
@@ -573,6 +583,7 @@ impl Loader {
         )?;
         let _ = self.threads.set(app.engine.threads());
         app.learners = Learner::all(args, &self.keys, &app.engine)?;
+        app.memories = self.memories();
         Ok(app)
     }
 }

@@ -145,6 +145,10 @@ pub(crate) struct ServerArgs {
     /// With --learn: learn from each key's requests for that key alone
     #[arg(long, requires = "learn", help_heading = "Learning")]
     pub(super) learn_per_user: bool,
+    /// Remember in this folder what POST /memory says, for each key by itself; what is like a
+    /// question is told to the model before it, unless the request says "use_memory": false
+    #[arg(long, value_name = "DIR", help_heading = "Learning")]
+    pub(super) memory: Option<PathBuf>,
     /// The flags as they were given, for models with more of their own.
     #[arg(skip)]
     pub(crate) given: Vec<OsString>,

@@ -27,16 +27,19 @@ pub(super) fn keys(args: &ServerArgs) -> Result<Vec<String>, Failure> {
         .map(String::as_str)
         .chain(lines)
         .map(str::trim);
-    let keys: Vec<_> = keys
-        .filter(|key| !key.is_empty())
-        .map(str::to_owned)
-        .collect();
-    if keys.is_empty() && args.api_key_file.is_some() {
+    let mut all = Vec::new();
+    for key in keys.filter(|key| !key.is_empty()) {
+        // Twice the same key is one user.
+        if !all.iter().any(|other| other == key) {
+            all.push(key.to_owned());
+        }
+    }
+    if all.is_empty() && args.api_key_file.is_some() {
         return Err(Failure::Usage(
             "--api-key-file: there is no key in it".into(),
         ));
     }
-    Ok(keys)
+    Ok(all)
 }
 
 /// The name of a key's folder: it stays when other keys come or go, and does not tell the key.

@@ -7,7 +7,7 @@
 //! work.
 //!
 //! What is listed above may use what is listed below it: `in_memory` and `listen` (connections),
-//! `routes`, `api`, `jobs`, `models` and `app`, `images`, `preset`, `entry`, `auth`, `folder`, `slots`, `learner`, `args`, `observe`,
+//! `routes`, `api`, `jobs`, `models` and `app`, `images`, `preset`, `entry`, `auth`, `folder`, `slots`, `learner`, `memories`, `args`, `observe`,
 //! `blocking`, `http`, `ids`.
 
 mod api;
@@ -25,6 +25,7 @@ mod in_memory;
 mod jobs;
 mod learner;
 mod listen;
+mod memories;
 mod models;
 mod observe;
 mod preset;

@@ -10,6 +10,7 @@ use super::entry::Entry;
 use super::http::budget::Budget;
 use super::http::error::ApiError;
 use super::http::fields::Fields;
+use super::memories::Memories;
 use super::observe::metrics::Metrics;
 use crate::flags::ModelArgs;
 use crate::io::{Failure, size};
@@ -552,6 +553,7 @@ impl Drop for Waits<'_> {
 pub(super) struct Shared {
     pub(super) models: Arc<Models>,
     pub(super) keys: Arc<Vec<String>>,
+    pub(super) memories: Arc<Memories>,
     pub(super) bodies: Arc<Budget>,
     /// Pages of others that may ask.
     pub(super) origins: Arc<Vec<HeaderValue>>,
@@ -565,6 +567,7 @@ impl Shared {
         let args = loader.args();
         Shared {
             keys: loader.keys(),
+            memories: loader.memories(),
             bodies: Budget::new(usize::try_from(args.body_budget).unwrap_or(usize::MAX)),
             origins: Arc::new(args.cors_origins.clone()),
             strict: args.strict,

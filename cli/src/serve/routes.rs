@@ -42,6 +42,7 @@ pub(crate) fn local(args: &AppArgs) -> Result<Router, Failure> {
     Ok(router(Shared {
         models,
         keys: Arc::default(),
+        memories: Arc::default(),
         bodies: Budget::new(usize::MAX),
         origins: Arc::default(),
         // In a file of requests a typing mistake would cost a night.

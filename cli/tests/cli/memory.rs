@@ -81,6 +81,61 @@ fn a_memory_is_seen_changed_and_forgotten() {
     );
 }
 
+/// `chat --memory`: what one conversation remembers is told to another, before what is like it.
+#[test]
+fn conversations_are_told_what_is_remembered() {
+    let folder = Folder::new();
+    let (mine, state) = (folder.name("mine"), folder.name("state"));
+    let flags = ["chat", "-n", "2", "--temp", "0", "--memory", &mine];
+    let within = |more: &[&str], input: &str| {
+        let args = [&flags[..], more].concat();
+        fed(
+            command(&args).env("XDG_STATE_HOME", &state),
+            input.as_bytes(),
+        )
+    };
+    let gauge = "The gauge at Ossen Weir is read by Talvo Renning.";
+    let first = within(
+        &[],
+        &format!("/remember {gauge}\nthe\n/remember\n/memory\n"),
+    );
+    let told = stderr(&first);
+    assert!(told.contains("entry 1") && told.contains(gauge), "{told}");
+    assert!(told.contains("2 success the"), "{told}");
+    text(&first);
+
+    let question = "Who reads the gauge at Ossen Weir?";
+    text(&within(&["--session", "told"], &format!("{question}\n")));
+    text(&within(
+        &["--session", "other"],
+        "What is a borrow checker?\n",
+    ));
+    let said = |name: &str| {
+        let file = format!("state/ruvllm/sessions/{name}/messages.json");
+        std::fs::read_to_string(folder.path(&file)).unwrap()
+    };
+    let notes = "Notes from earlier conversations";
+    let conversation = said("told");
+    let (before, after) = conversation.split_once(gauge).expect("it is told");
+    assert!(
+        before.contains(notes) && after.contains(question),
+        "{conversation}"
+    );
+    assert!(!said("other").contains(notes));
+
+    let by = "/correct The gauge at Ossen Weir is read by Mirela Ostrand now.";
+    let corrected = within(&[], &format!("{by}\n/forget 2\n/forget 3\n"));
+    assert!(stderr(&corrected).contains("entry 3 corrects entry 1"));
+    assert_eq!(text(&run(&["memory", "list", &mine])).lines().count(), 1);
+    assert_eq!(within(&[], "/forget 9\n").status.code(), Some(1));
+    let without = run_with_input(&flags[..5], b"/remember a fact\n");
+    assert!(
+        stderr(&without).contains("--memory"),
+        "{}",
+        stderr(&without)
+    );
+}
+
 #[test]
 fn behaviour_is_measured() {
     let control = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");

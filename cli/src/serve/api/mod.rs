@@ -7,6 +7,7 @@ mod body;
 mod content;
 mod embeddings;
 mod feedback;
+mod memory;
 mod models;
 mod native;
 mod ollama;
@@ -17,7 +18,7 @@ mod slots;
 
 use crate::serve::models::Shared;
 use axum::Router;
-use axum::routing::{get, post};
+use axum::routing::{get, patch, post};
 
 /// Paths that need a key, if there are keys.
 pub(super) fn protected() -> Router<Shared> {
@@ -58,10 +59,15 @@ pub(super) fn protected() -> Router<Shared> {
         .route("/feedback", post(feedback::feedback))
 }
 
-/// Paths that change what the server is, which need a key, too, and more (`http/guard.rs`).
+/// Paths that change what the server is or remembers, which need a key, too, and more (`http/guard.rs`).
 pub(super) fn guarded() -> Router<Shared> {
     Router::new()
         .route("/slots/{id}", post(slots::act))
+        .route("/memory", get(memory::list).post(memory::add))
+        .route(
+            "/memory/{number}",
+            patch(memory::change).delete(memory::forget),
+        )
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
         .route("/lora-adapters", post(adapters::scale))

@@ -220,6 +220,8 @@ pub(crate) struct Turn {
     callable: Vec<Tool>,
     /// It ends behind so many calls.
     max_calls: usize,
+    /// Whether it is told what its user has had remembered.
+    uses_memory: bool,
 }
 
 impl Turn {
@@ -247,6 +249,7 @@ impl Turn {
         let choice = choice
             .transpose()
             .map_err(|error| ApiError::field("tool_choice", error))?;
+        let uses_memory = fields.take("use_memory")?.unwrap_or(true);
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
         let choice = match (choice.unwrap_or(ToolChoice::Auto), max_calls) {
@@ -274,6 +277,7 @@ impl Turn {
             choice,
             callable,
             max_calls,
+            uses_memory,
         })
     }
 
@@ -287,9 +291,15 @@ impl Turn {
     /// Tokens of its prompt.
     pub(crate) async fn count_tokens(self) -> Result<usize, ApiError> {
         let Turn {
-            job, conversation, ..
+            job,
+            mut conversation,
+            uses_memory,
+            ..
         } = self;
         blocking(move || {
+            if uses_memory {
+                conversation.tell(&job)?;
+            }
             conversation
                 .render(&job.app)?
                 .n_tokens(&job.app, &conversation.images)
@@ -308,13 +318,18 @@ impl Turn {
             let Turn {
                 job,
                 format,
-                conversation,
+                mut conversation,
                 tools,
                 choice,
                 callable,
                 max_calls,
+                uses_memory,
             } = self;
             let app = &job.app;
+            if uses_memory {
+                let n = conversation.tell(&job)?;
+                app.metrics.memory_tokens.inc_by(n as u64);
+            }
             let rendered = conversation.render(app)?;
             let encoded = rendered.encode(app, &conversation.images, &cancel)?;
             let (tokens, prompt) = (encoded.tokens(), rendered.text);
@@ -525,6 +540,33 @@ impl Conversation {
         Ok(tools
             .map_err(|error| ApiError::field("tools", error))?
             .unwrap_or_default())
+    }
+
+    /// Puts before the last message of the user what they have had remembered and is like it;
+    /// returns the tokens of that.
+    fn tell(&mut self, job: &Job) -> Result<usize, ApiError> {
+        let mut messages = self.messages.iter_mut().rev();
+        let Some(last) = messages.find(|message| message["role"] == "user") else {
+            return Ok(0);
+        };
+        let content = &mut last["content"];
+        let question = match &*content {
+            Value::Array(parts) => {
+                let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                texts.collect::<Vec<_>>().join(" ")
+            }
+            text => text.as_str().unwrap_or_default().to_owned(),
+        };
+        let app = &job.app;
+        let notes = (app.memories).notes(&job.caller, &question, &app.tokenizer)?;
+        match content {
+            Value::String(text) => text.insert_str(0, &notes.text),
+            Value::Array(parts) if !notes.text.is_empty() => {
+                parts.insert(0, json!({"type": "text", "text": notes.text}));
+            }
+            _ => {}
+        }
+        Ok(notes.n_tokens)
     }
 
     /// The prompt; at most ten seconds. What had to be changed of the conversation is logged.

@@ -31,6 +31,8 @@ pub(crate) struct Metrics {
     requests: Counter,
     failed: Counter,
     preempted: Counter,
+    /// Tokens of notes that prompts were told of their users' memory.
+    pub(crate) memory_tokens: Counter,
     /// Lines that are not in the audit log.
     pub(crate) audit_lines_dropped: Counter,
     running: Gauge,
@@ -52,6 +54,7 @@ impl Default for Metrics {
             requests: Counter::default(),
             failed: Counter::default(),
             preempted: Counter::default(),
+            memory_tokens: Counter::default(),
             audit_lines_dropped: Counter::default(),
             running: Gauge::default(),
             waiting: Gauge::default(),
@@ -179,6 +182,7 @@ impl Metrics {
             "ruvllm:kv_cache_bytes", "Bytes of keys and values of requests and of the prefix cache", kv_bytes;
             "ruvllm:prefix_cache_bytes", "Bytes of keys and values that the prefix cache holds", prefix_bytes;
             "ruvllm:witness_lines_dropped", "Lines that are not in the audit log", self.audit_lines_dropped;
+            "ruvllm:memory_tokens", "Tokens of notes that prompts were told of a memory", self.memory_tokens;
             "ruvllm:requests_failed", "Requests that ended with an error", self.failed;
         }
         prefixes(&mut registry, engines());

@@ -23,8 +23,10 @@ pub enum BehaviourArm {
     Nothing,
     /// All conversations in the context, the latest of them where it is too short.
     Context,
-    /// Notes of a [`Memory`].
+    /// Notes of a [`Memory`], found by words and by vectors of the model.
     Retrieval,
+    /// Notes of a [`Memory`], found by words alone.
+    Words,
     /// What [`Sona`] learnt and let take effect, with its defaults.
     Adapter,
     /// Notes and what [`Sona`] learnt.
@@ -37,10 +39,11 @@ pub enum BehaviourArm {
 
 impl BehaviourArm {
     /// All with their names.
-    pub const ALL: [(&'static str, BehaviourArm); 7] = [
+    pub const ALL: [(&'static str, BehaviourArm); 8] = [
         ("nothing", BehaviourArm::Nothing),
         ("context", BehaviourArm::Context),
         ("retrieval", BehaviourArm::Retrieval),
+        ("words", BehaviourArm::Words),
         ("adapter", BehaviourArm::Adapter),
         ("both", BehaviourArm::Both),
         ("training", BehaviourArm::Training),
@@ -55,7 +58,8 @@ impl BehaviourArm {
     }
 
     fn has_notes(self) -> bool {
-        matches!(self, BehaviourArm::Retrieval | BehaviourArm::Both)
+        use BehaviourArm::{Both, Retrieval, Words};
+        matches!(self, Retrieval | Words | Both)
     }
 
     fn has_sona(self) -> bool {
@@ -138,7 +142,7 @@ pub(super) struct Pupil<'a> {
     lessons: Vec<Taught>,
     /// What every question follows.
     stem: Session,
-    memory: Option<(Memory, Vectors)>,
+    memory: Option<(Memory, Option<Vectors>)>,
     sona: Option<Sona>,
     adapter: Option<Arc<Adapter>>,
     /// After what uses it.
@@ -162,7 +166,11 @@ impl<'a> Pupil<'a> {
         if let Some(Folder(path)) = &folder {
             if arm.has_notes() {
                 let memory_of = Memory::open(path, &MemoryOptions::default())?;
-                memory = Some((memory_of, Vectors::new(engine)?));
+                let vectors = match arm {
+                    BehaviourArm::Words => None,
+                    _ => Some(Vectors::new(engine)?),
+                };
+                memory = Some((memory_of, vectors));
             }
             if arm.has_sona() {
                 let new = Sona::builder().keep_text(true).open(path, engine)?;
@@ -196,7 +204,7 @@ impl<'a> Pupil<'a> {
                     is_correction: lesson.is_correction,
                     ..NewEntry::taught(lesson.said.as_str())
                 };
-                memory.remember(entry, Some(vectors))?;
+                memory.remember(entry, vectors.as_ref())?;
             }
         }
         if let Some(sona) = &self.sona {
@@ -303,7 +311,7 @@ impl<'a> Pupil<'a> {
         let notes = match &mut self.memory {
             Some((memory, vectors)) => {
                 let options = NotesOptions::default();
-                memory.notes(question, Some(vectors), self.tokenizer, &options)?
+                memory.notes(question, vectors.as_ref(), self.tokenizer, &options)?
             }
             None => Notes::default(),
         };

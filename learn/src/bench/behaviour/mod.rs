@@ -49,7 +49,7 @@ pub struct BehaviourOptions {
     pub n_facts: usize,
     /// Seed of facts and questions. Default 1.
     pub seed: u64,
-    /// Ways of being taught. Default: the first five.
+    /// Ways of being taught. Default: the first six.
     pub arms: Vec<BehaviourArm>,
     /// Context in tokens, at least 384; 0 is the model's, at most 4096. Default 0.
     pub n_ctx: usize,
@@ -58,7 +58,7 @@ pub struct BehaviourOptions {
     /// How often [`BehaviourArm::Consolidation`] reads its texts. Default 10.
     pub epochs: f32,
     /// Bound of [`BehaviourArm::Consolidation`] on the mean divergence on control text, in nats.
-    /// Default 0.02.
+    /// Default 0.05.
     pub max_divergence: f64,
     /// Where folders are made and removed again. Default: the system's for temporary files.
     pub folder: PathBuf,
@@ -69,11 +69,11 @@ impl Default for BehaviourOptions {
         BehaviourOptions {
             n_facts: 100,
             seed: 1,
-            arms: BehaviourArm::ALL[..5].iter().map(|(_, arm)| *arm).collect(),
+            arms: BehaviourArm::ALL[..6].iter().map(|(_, arm)| *arm).collect(),
             n_ctx: 0,
             n_threads: None,
             epochs: 10.0,
-            max_divergence: 0.02,
+            max_divergence: 0.05,
             folder: std::env::temp_dir(),
         }
     }
