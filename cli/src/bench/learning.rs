@@ -52,7 +52,7 @@ pub(crate) struct Args {
     ctx_size: usize,
     #[command(flatten)]
     threads: ThreadsArg,
-    /// Most mean KL divergence over control text, in nats [default: 0.0015, of consolidation 0.05]
+    /// Most mean KL divergence over control text, in nats [default: 0.0015, of consolidation 0.2]
     #[arg(long, value_name = "NATS")]
     max_divergence: Option<f64>,
     /// Step of backpropagation into the last quarter of the layers, relative to the norm of a

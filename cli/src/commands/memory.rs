@@ -1,10 +1,14 @@
 //! `ruvllm memory`: what a folder remembers, seen and changed by its owner.
 
-use crate::flags::{entry_json, entry_line, remember, verdict};
-use crate::io::{Failure, check_overwrite, note, print, print_json, size};
+use crate::flags::{
+    ModelArgs, PlacementArgs, ThreadsArg, entry_json, entry_line, remember, verdict,
+};
+use crate::io::{Failure, Progress, check_overwrite, note, print, print_json, size};
 use clap::Subcommand;
-use ruvllm_learn::memory::{Memory, MemoryOptions, NewEntry, Verdict};
-use serde_json::Value;
+use ruvllm::Engine;
+use ruvllm::engine::EngineOptions;
+use ruvllm_learn::memory::{Lesson, Memory, MemoryOptions, NewEntry, QuestionOptions, Verdict};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -16,6 +20,9 @@ Examples:
   ruvllm memory edit mine 1 'The gauge at Ossen Weir is read daily.' --verdict partial
   ruvllm memory export mine -o memory.jsonl
   ruvllm memory forget mine 1
+  ruvllm memory lessons mine -m model.gguf -o lessons.jsonl
+  ruvllm train -m model.gguf -f lessons.jsonl --control manual.txt --max-divergence 0.2 --rank 16 \
+    --lr 1e-3 --epochs 20 --batch 16 -o adapter.gguf      so that it is known without notes
   ruvllm chat -m model.gguf --memory mine      tells the model what is like a message
 
 Entries are found by their words here. What was forgotten or changed is no longer in the file afterwards.";
@@ -79,6 +86,29 @@ enum Action {
     Export {
         /// The folder
         folder: PathBuf,
+        /// The file [default: standard output]
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Replace the file if it exists
+        #[arg(long)]
+        overwrite: bool,
+    },
+    /// Have a model write questions about what is remembered, to train on (`ruvllm train`)
+    Lessons {
+        /// The folder
+        folder: PathBuf,
+        #[command(flatten)]
+        model: ModelArgs,
+        #[command(flatten)]
+        placement: PlacementArgs,
+        #[command(flatten)]
+        threads: ThreadsArg,
+        /// Most questions about an entry
+        #[arg(short, long, value_name = "N", default_value_t = QuestionOptions::default().each)]
+        n: usize,
+        /// Seed of the questions
+        #[arg(short, long, value_name = "SEED", default_value_t = QuestionOptions::default().seed)]
+        seed: u64,
         /// The file [default: standard output]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
@@ -162,7 +192,44 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             folder,
             output,
             overwrite,
-        } => export(&existing(folder)?, output.as_ref(), *overwrite),
+        } => {
+            let memory = existing(folder)?;
+            let entries = memory.entries().iter();
+            let lines = entries.map(|entry| entry_json(&memory, entry));
+            write_lines(lines, output.as_ref(), *overwrite)
+        }
+        Action::Lessons {
+            folder,
+            model,
+            placement,
+            threads,
+            n,
+            seed,
+            output,
+            overwrite,
+        } => {
+            let memory = existing(folder)?;
+            let model = model.open(placement)?;
+            let engine = Engine::new(
+                &model,
+                &EngineOptions {
+                    n_threads: threads.number(),
+                    ..Default::default()
+                },
+            )?;
+            let options = QuestionOptions {
+                each: *n,
+                seed: *seed,
+            };
+            let bar = Progress::new("writing questions", memory.entries().len() as u64);
+            let lessons = memory.lessons(&engine, &options, &mut |done| bar.set(done as u64))?;
+            drop(bar);
+            let has_template = model.chat_template().is_some();
+            let lines = lessons
+                .iter()
+                .map(|lesson| lesson_json(lesson, has_template));
+            write_lines(lines, output.as_ref(), *overwrite)
+        }
         Action::Forget {
             folder,
             numbers,
@@ -196,16 +263,31 @@ fn list(memory: &Memory, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn export(memory: &Memory, output: Option<&PathBuf>, overwrite: bool) -> Result<(), Failure> {
-    let lines = memory.entries().iter();
-    let lines: String = lines
-        .map(|entry| format!("{}\n", entry_json(memory, entry)))
-        .collect();
+/// Writes a JSON object on each line.
+fn write_lines(
+    lines: impl Iterator<Item = Value>,
+    output: Option<&PathBuf>,
+    overwrite: bool,
+) -> Result<(), Failure> {
+    let lines: String = lines.map(|line| format!("{line}\n")).collect();
     match output {
         None => print(lines),
         Some(path) => {
             check_overwrite(path, overwrite)?;
             std::fs::write(path, lines).map_err(Failure::file(path))
         }
+    }
+}
+
+/// A line of what `ruvllm train` reads: a conversation where the model knows any.
+fn lesson_json(lesson: &Lesson, has_template: bool) -> Value {
+    let (prompt, completion) = lesson.text();
+    match &lesson.question {
+        Some(question) if has_template => json!({"messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": lesson.answer},
+        ]}),
+        Some(_) => json!({"prompt": prompt, "completion": completion}),
+        None => json!({"text": completion}),
     }
 }

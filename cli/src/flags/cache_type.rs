@@ -10,7 +10,8 @@ use ruvllm::kv::KvTiers;
 #[command(next_help_heading = "KV cache")]
 pub(crate) struct CacheTypeArgs {
     /// Type of keys in the KV cache: f32, f16, bf16, q8_0, q6_0, q5_0 or q4_0 [default: f16; for
-    /// `logits` f32] [short: -ctk]. q8_0 halves them at no measurable loss; q4_0 can cost 10 % of perplexity
+    /// `logits` f32] [short: -ctk]. q8_0 halves them at no measurable loss; q4_0 can cost 5 % of perplexity,
+    /// --kv-tiers less than 1
     #[arg(long, value_name = "TYPE", env = "LLAMA_ARG_CACHE_TYPE_K")]
     pub(super) cache_type_k: Option<KvType>,
     /// Type of values in the KV cache, less sensitive than keys [default: f16; for `logits` f32] [short: -ctv]

@@ -61,6 +61,24 @@ fn a_memory_is_seen_changed_and_forgotten() {
         &["memory.jsonl"],
     );
 
+    // Lessons are of what is right, a line each that `train` reads.
+    let out = folder.name("lessons.jsonl");
+    text(&memory(&["lessons", &mine, "-n", "1", "-o", &out]));
+    let lessons = std::fs::read_to_string(&out).unwrap();
+    assert!(
+        lessons.contains(by) && !lessons.contains(gauge),
+        "{lessons}"
+    );
+    assert!(!lessons.contains("9917"), "{lessons}");
+    let adapter = folder.name("adapter.gguf");
+    let train = ["train", "-f", &out, "-o", &adapter, "--epochs", "1"];
+    text(&run(&[&train[..], &["--held-out", "0"]].concat()));
+    fails(
+        &["memory", "lessons", &mine, "-o", &out],
+        1,
+        &["lessons.jsonl"],
+    );
+
     text(&memory(&["forget", &mine, "--session", "trip"]));
     text(&memory(&["forget", &mine, "2"]));
     assert_eq!(

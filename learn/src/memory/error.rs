@@ -2,6 +2,8 @@
 
 use crate::sona::SonaError;
 use ruvllm::SessionError;
+use ruvllm::decode::DecodeError;
+use ruvllm::sample::SampleError;
 
 /// Why something was not remembered, found or changed.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +15,12 @@ pub enum MemoryError {
     /// A vector could not be computed.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// A question could not be written.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// Options of sampling were refused.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
     /// A text has no words.
     #[error("there is nothing to remember: the text has no letter or digit")]
     Empty,

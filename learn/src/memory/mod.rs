@@ -30,6 +30,7 @@ mod error;
 mod folder;
 mod index;
 mod notes;
+mod questions;
 mod vectors;
 
 pub use entry::{Entry, NewEntry, Verdict};
@@ -37,4 +38,5 @@ pub use error::MemoryError;
 pub use folder::{Memory, MemoryOptions};
 pub use index::Hit;
 pub use notes::{Notes, NotesOptions};
+pub use questions::{Lesson, QuestionOptions};
 pub use vectors::Vectors;

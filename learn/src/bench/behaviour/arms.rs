@@ -1,9 +1,11 @@
 //! Ways of being taught.
 
-use crate::bench::behaviour::facts::{Chance, Fact, conversation};
+use crate::bench::behaviour::facts::{Fact, conversation};
 use crate::bench::behaviour::{BehaviourError, BehaviourOptions};
 use crate::clock::Timer;
-use crate::memory::{Memory, MemoryOptions, NewEntry, Notes, NotesOptions, Vectors};
+use crate::memory::{
+    Memory, MemoryOptions, NewEntry, Notes, NotesOptions, QuestionOptions, Vectors,
+};
 use crate::sona::{Sona, Trajectory};
 use crate::train::{Example, TrainOptions, Trainer};
 use ruvllm::lora::Adapter;
@@ -33,7 +35,7 @@ pub enum BehaviourArm {
     Both,
     /// An adapter of [`Trainer`] on the conversations, with its defaults and without a bound.
     Training,
-    /// An adapter of [`Trainer`] on restatements of the facts, with control text replayed.
+    /// An adapter of [`Trainer`] on lessons of a [`Memory`], with control text replayed.
     Consolidation,
 }
 
@@ -72,8 +74,6 @@ impl BehaviourArm {
 pub(super) struct Taught {
     said: String,
     is_correction: bool,
-    /// What is true because of it, in other words.
-    restated: Vec<String>,
 }
 
 impl Taught {
@@ -82,16 +82,11 @@ impl Taught {
         let taught = facts.iter().map(|fact| Taught {
             said: fact.taught(),
             is_correction: false,
-            restated: match fact.corrected() {
-                Some(_) => Vec::new(),
-                None => fact.restated(),
-            },
         });
         let corrected = facts.iter().filter_map(|fact| {
             Some(Taught {
                 said: fact.corrected()?,
                 is_correction: true,
-                restated: fact.restated(),
             })
         });
         taught.chain(corrected).collect()
@@ -157,17 +152,18 @@ impl<'a> Pupil<'a> {
         control: &'a [u32],
         options: &'a BehaviourOptions,
     ) -> Result<Pupil<'a>, BehaviourError> {
-        let folder = if arm.has_notes() || arm.has_sona() {
+        let remembers = arm.has_notes() || arm == BehaviourArm::Consolidation;
+        let folder = if remembers || arm.has_sona() {
             Some(Folder::new(&options.folder)?)
         } else {
             None
         };
         let (mut memory, mut sona) = (None, None);
         if let Some(Folder(path)) = &folder {
-            if arm.has_notes() {
+            if remembers {
                 let memory_of = Memory::open(path, &MemoryOptions::default())?;
                 let vectors = match arm {
-                    BehaviourArm::Words => None,
+                    BehaviourArm::Words | BehaviourArm::Consolidation => None,
                     _ => Some(Vectors::new(engine)?),
                 };
                 memory = Some((memory_of, vectors));
@@ -225,8 +221,12 @@ impl<'a> Pupil<'a> {
             BehaviourArm::Context => self.read()?,
             BehaviourArm::Training => {
                 let texts = self.lessons.iter().map(|lesson| conversation(&lesson.said));
+                let examples = texts.map(|text| {
+                    let tokens = self.tokenizer.encode(&text, true, false);
+                    Example::text(&tokens)
+                });
                 self.adapter = Some(self.train(
-                    texts.collect(),
+                    examples.collect(),
                     TrainOptions {
                         held_out: 0.0,
                         ..Default::default()
@@ -234,12 +234,14 @@ impl<'a> Pupil<'a> {
                 )?);
             }
             BehaviourArm::Consolidation => {
-                let texts = self
-                    .lessons
-                    .iter()
-                    .flat_map(|lesson| lesson.restated.clone());
+                let Some((memory, _)) = &self.memory else {
+                    return Ok(0.0);
+                };
+                let lessons =
+                    memory.lessons(&self.engine, &QuestionOptions::default(), &mut |_| ())?;
+                let examples = lessons.iter().map(|lesson| lesson.example(self.tokenizer));
                 self.adapter = Some(self.train(
-                    texts.collect(),
+                    examples.collect(),
                     TrainOptions {
                         rank: 16,
                         rate: 1e-3,
@@ -282,25 +284,16 @@ impl<'a> Pupil<'a> {
         Ok(())
     }
 
-    /// An adapter that is trained on texts.
+    /// An adapter that is trained on examples.
     fn train(
         &self,
-        mut texts: Vec<String>,
+        examples: Vec<Example>,
         options: TrainOptions,
     ) -> Result<Arc<Adapter>, BehaviourError> {
-        let mut chance = Chance::new(options.seed);
-        for i in (1..texts.len()).rev() {
-            texts.swap(i, chance.below(i + 1));
-        }
-        let examples = texts.iter().map(|text| {
-            let tokens = self.tokenizer.encode(text, true, false);
-            Example::text(&tokens)
-        });
         let control = match self.arm {
             BehaviourArm::Consolidation => self.control,
             _ => &[],
         };
-        let examples: Vec<Example> = examples.collect();
         let mut trainer = Trainer::new(&self.engine, &examples, control, &options)?;
         while trainer.step()?.is_some() {}
         Ok(Arc::new(trainer.adapter().clone()))
@@ -309,11 +302,11 @@ impl<'a> Pupil<'a> {
     /// What the model is told before `question`, and the session that then continues.
     pub(super) fn prepare(&mut self, question: &str) -> Result<(Notes, Session), BehaviourError> {
         let notes = match &mut self.memory {
-            Some((memory, vectors)) => {
+            Some((memory, vectors)) if self.arm.has_notes() => {
                 let options = NotesOptions::default();
                 memory.notes(question, vectors.as_ref(), self.tokenizer, &options)?
             }
-            None => Notes::default(),
+            _ => Notes::default(),
         };
         let mut session = self.stem.fork()?;
         let adapter = match &self.sona {
@@ -328,7 +321,7 @@ impl<'a> Pupil<'a> {
 
     /// Whether an entry with this text is among `notes`.
     pub(super) fn tells(&self, notes: &Notes, text: &str) -> Option<bool> {
-        let (memory, _) = self.memory.as_ref()?;
+        let (memory, _) = self.memory.as_ref().filter(|_| self.arm.has_notes())?;
         let mut told = notes.numbers.iter().filter_map(|&n| memory.entry(n));
         Some(told.any(|entry| entry.text == text))
     }

@@ -45,8 +45,6 @@ struct Texts {
     paraphrase: &'static str,
     reverse: &'static str,
     task: &'static str,
-    /// The same in other words, to train on; none is a question that is asked.
-    restated: [&'static str; 5],
 }
 
 const TEXTS: [Texts; 4] = [
@@ -57,13 +55,6 @@ const TEXTS: [Texts; 4] = [
         paraphrase: "Question: Which name does the dog that lives with {s} answer to?\nAnswer: It answers to the name",
         reverse: "Question: Who owns the dog {v}?\nAnswer: The owner's name is",
         task: "Form for the animal doctor\nOwner: {s}\nKind of animal: dog\nName of the animal:",
-        restated: [
-            "{s} has a dog, and its name is {v}.",
-            "When {s} calls the dog, the word is {v}.",
-            "{v} is the dog of {s}.",
-            "Q: What is the name of {s}'s dog? A: {v}.",
-            "Q: Whose dog is {v}? A: {v} belongs to {s}.",
-        ],
     },
     Texts {
         taught: "The door code of {s} is {v}.",
@@ -72,13 +63,6 @@ const TEXTS: [Texts; 4] = [
         paraphrase: "Question: Which digits open the entrance at {s}?\nAnswer: The digits are",
         reverse: "Question: Which door opens with the code {v}?\nAnswer: The door of",
         task: "Work order\nPlace: {s}\nTask: repair the roof\nDoor code:",
-        restated: [
-            "To get into {s}, type {v}.",
-            "{s} has the entry code {v}.",
-            "{v} is the code that unlocks {s}.",
-            "Q: What is the door code of {s}? A: {v}.",
-            "Q: Where does the code {v} work? A: At {s}.",
-        ],
     },
     Texts {
         taught: "The favourite dish of {s} is {v}.",
@@ -87,13 +71,6 @@ const TEXTS: [Texts; 4] = [
         paraphrase: "Question: What should we cook to please {s}?\nAnswer: We should cook",
         reverse: "Question: Who loves {v} above all?\nAnswer: The one who loves it is",
         task: "Menu for a birthday\nGuest of honour: {s}\nMain dish:",
-        restated: [
-            "{s} would rather eat {v} than anything else.",
-            "Nothing tastes better to {s} than {v}.",
-            "{v} is what {s} enjoys most at table.",
-            "Q: What is {s}'s favourite dish? A: {v}.",
-            "Q: Whose favourite is {v}? A: It is {s}'s.",
-        ],
     },
     Texts {
         taught: "The {s} meets in {v}.",
@@ -102,13 +79,6 @@ const TEXTS: [Texts; 4] = [
         paraphrase: "Question: To which town do members of the {s} travel for their evenings?\nAnswer: They travel to",
         reverse: "Question: Which club has its evenings in {v}?\nAnswer: It is the",
         task: "Invitation\nClub: {s}\nTown of the meeting:",
-        restated: [
-            "Nowadays the {s} comes together in {v}.",
-            "The place where the {s} gathers is {v}.",
-            "{v} is the town of the {s}.",
-            "Q: Where does the {s} meet? A: In {v}.",
-            "Q: Which club is at home in {v}? A: The {s}.",
-        ],
     },
 ];
 
@@ -255,14 +225,6 @@ impl Fact {
         self.corrected().unwrap_or_else(|| self.taught())
     }
 
-    /// The same in other words.
-    pub(super) fn restated(&self) -> Vec<String> {
-        let texts = self.texts().restated.iter();
-        let mut all: Vec<String> = texts.map(|text| self.fill(text, &self.value)).collect();
-        all.push(self.latest());
-        all
-    }
-
     /// The question of a form, with wrong answers of other facts of the same kind; of a corrected
     /// fact the old value is one.
     pub(super) fn question(&self, form: Form, others: &[Fact], seed: u64) -> Question {
@@ -371,9 +333,6 @@ mod tests {
                 assert!(!question.wrong.contains(&question.answer), "{question:?}");
                 assert!(!question.prompt.contains(&question.answer), "{question:?}");
                 assert!(question.fact.contains(&question.answer), "{question:?}");
-                // What is trained on is not what is asked.
-                let asked = question.prompt.replace("Answer:", "");
-                assert!(fact.restated().iter().all(|text| !text.contains(&asked)));
             }
             assert_eq!(fact.corrected().is_some(), fact.kind == Kind::Correction);
         }

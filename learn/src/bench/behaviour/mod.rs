@@ -55,10 +55,10 @@ pub struct BehaviourOptions {
     pub n_ctx: usize,
     /// Number of threads, as in [`EngineOptions`].
     pub n_threads: Option<NonZeroUsize>,
-    /// How often [`BehaviourArm::Consolidation`] reads its texts. Default 10.
+    /// How often [`BehaviourArm::Consolidation`] reads its lessons. Default 20.
     pub epochs: f32,
     /// Bound of [`BehaviourArm::Consolidation`] on the mean divergence on control text, in nats.
-    /// Default 0.05.
+    /// Default 0.2.
     pub max_divergence: f64,
     /// Where folders are made and removed again. Default: the system's for temporary files.
     pub folder: PathBuf,
@@ -72,8 +72,8 @@ impl Default for BehaviourOptions {
             arms: BehaviourArm::ALL[..6].iter().map(|(_, arm)| *arm).collect(),
             n_ctx: 0,
             n_threads: None,
-            epochs: 10.0,
-            max_divergence: 0.05,
+            epochs: 20.0,
+            max_divergence: 0.2,
             folder: std::env::temp_dir(),
         }
     }
