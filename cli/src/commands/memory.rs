@@ -94,28 +94,7 @@ enum Action {
         overwrite: bool,
     },
     /// Have a model write questions about what is remembered, to train on (`ruvllm train`)
-    Lessons {
-        /// The folder
-        folder: PathBuf,
-        #[command(flatten)]
-        model: ModelArgs,
-        #[command(flatten)]
-        placement: PlacementArgs,
-        #[command(flatten)]
-        threads: ThreadsArg,
-        /// Most questions about an entry
-        #[arg(short, long, value_name = "N", default_value_t = QuestionOptions::default().each)]
-        n: usize,
-        /// Seed of the questions
-        #[arg(short, long, value_name = "SEED", default_value_t = QuestionOptions::default().seed)]
-        seed: u64,
-        /// The file [default: standard output]
-        #[arg(short, long, value_name = "FILE")]
-        output: Option<PathBuf>,
-        /// Replace the file if it exists
-        #[arg(long)]
-        overwrite: bool,
-    },
+    Lessons(Box<LessonsArgs>),
     /// Forget entries
     Forget {
         /// The folder
@@ -127,6 +106,30 @@ enum Action {
         #[arg(long, value_name = "NAME", conflicts_with = "numbers")]
         session: Option<String>,
     },
+}
+
+#[derive(clap::Args)]
+struct LessonsArgs {
+    /// The folder
+    folder: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    /// Most questions about an entry
+    #[arg(short, long, value_name = "N", default_value_t = QuestionOptions::default().each)]
+    n: usize,
+    /// Seed of the questions
+    #[arg(short, long, value_name = "SEED", default_value_t = QuestionOptions::default().seed)]
+    seed: u64,
+    /// The file [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Replace the file if it exists
+    #[arg(long)]
+    overwrite: bool,
 }
 
 /// The memory of a folder that exists.
@@ -198,38 +201,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let lines = entries.map(|entry| entry_json(&memory, entry));
             write_lines(lines, output.as_ref(), *overwrite)
         }
-        Action::Lessons {
-            folder,
-            model,
-            placement,
-            threads,
-            n,
-            seed,
-            output,
-            overwrite,
-        } => {
-            let memory = existing(folder)?;
-            let model = model.open(placement)?;
-            let engine = Engine::new(
-                &model,
-                &EngineOptions {
-                    n_threads: threads.number(),
-                    ..Default::default()
-                },
-            )?;
-            let options = QuestionOptions {
-                each: *n,
-                seed: *seed,
-            };
-            let bar = Progress::new("writing questions", memory.entries().len() as u64);
-            let lessons = memory.lessons(&engine, &options, &mut |done| bar.set(done as u64))?;
-            drop(bar);
-            let has_template = model.chat_template().is_some();
-            let lines = lessons
-                .iter()
-                .map(|lesson| lesson_json(lesson, has_template));
-            write_lines(lines, output.as_ref(), *overwrite)
-        }
+        Action::Lessons(args) => lessons(args),
         Action::Forget {
             folder,
             numbers,
@@ -277,6 +249,29 @@ fn write_lines(
             std::fs::write(path, lines).map_err(Failure::file(path))
         }
     }
+}
+
+fn lessons(args: &LessonsArgs) -> Result<(), Failure> {
+    let memory = existing(&args.folder)?;
+    let model = args.model.open(&args.placement)?;
+    let engine = Engine::new(
+        &model,
+        &EngineOptions {
+            n_threads: args.threads.number(),
+            ..Default::default()
+        },
+    )?;
+    let options = QuestionOptions {
+        each: args.n,
+        seed: args.seed,
+    };
+    let bar = Progress::new("writing questions", memory.entries().len() as u64);
+    let lessons = memory.lessons(&engine, &options, &mut |done| bar.set(done as u64))?;
+    drop(bar);
+    let has_template = model.chat_template().is_some();
+    let lines = lessons.iter();
+    let lines = lines.map(|lesson| lesson_json(lesson, has_template));
+    write_lines(lines, args.output.as_ref(), args.overwrite)
 }
 
 /// A line of what `ruvllm train` reads: a conversation where the model knows any.

@@ -104,7 +104,7 @@ impl Memory {
             let asked = tokenizer.encode(&format!("Fact: {}\nQuestion:", entry.text), false, false);
             let seed = options.seed.wrapping_add(entry.number << 16);
             let is_about = |question: &str| is_about(question, &entry.text);
-            let questions = questions(&mut shown, &asked, (options.each, seed), is_about)?;
+            let questions = questions(&shown, &asked, (options.each, seed), is_about)?;
             let questions = questions.into_iter().map(Some).chain([None]);
             lessons.extend(questions.map(|question| Lesson {
                 number: entry.number,
@@ -125,12 +125,12 @@ fn is_about(question: &str, entry: &str) -> bool {
     };
     let of_shown = |name: &&str| question.contains(*name) && !entry.contains(*name);
     let shares = !words(entry).is_disjoint(&words(question));
-    (shares || !entry.is_ascii()) && !SHOWN_NAMES.iter().any(|name| of_shown(&name))
+    (shares || !entry.is_ascii()) && !SHOWN_NAMES.iter().any(of_shown)
 }
 
 /// At most `each` different questions that go on from `asked` behind what is `shown`.
 fn questions(
-    shown: &mut Session,
+    shown: &Session,
     asked: &[u32],
     (each, seed): (usize, u64),
     is_about: impl Fn(&str) -> bool,
