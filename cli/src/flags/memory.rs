@@ -1,40 +1,8 @@
-//! A folder of what was told in earlier conversations, and the notes that a question gets of it.
+//! What a folder remembers, as people and programs see it.
 
 use crate::io::{Failure, note, printable};
-use ruvllm::Tokenizer;
-use ruvllm_learn::memory::{Entry, Memory, MemoryOptions, NewEntry, Notes, NotesOptions, Verdict};
+use ruvllm_learn::memory::{Entry, Memory, NewEntry, Verdict};
 use serde_json::{Value, json};
-use std::path::PathBuf;
-
-/// Where what was told is remembered.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Learning")]
-pub(crate) struct MemoryArgs {
-    /// Remember in this folder, across conversations, what /remember and /correct say; what is like
-    /// a message is told to the model before it (see `ruvllm memory`)
-    #[arg(id = "memory", long = "memory", value_name = "DIR")]
-    folder: Option<PathBuf>,
-}
-
-impl MemoryArgs {
-    /// The memory of the folder, which is made if it does not exist; none without the flag.
-    pub(crate) fn open(&self) -> Result<Option<Memory>, Failure> {
-        let Some(folder) = &self.folder else {
-            return Ok(None);
-        };
-        Ok(Some(Memory::open(folder, &MemoryOptions::default())?))
-    }
-}
-
-/// Notes for a question by its words, which cost no pass of a model; with `notes.text` empty,
-/// nothing is like it.
-pub(crate) fn notes(
-    memory: &mut Memory,
-    question: &str,
-    tokenizer: &Tokenizer,
-) -> Result<Notes, Failure> {
-    Ok(memory.notes(question, None, tokenizer, &NotesOptions::default())?)
-}
 
 /// Remembers a text, and tells its number.
 pub(crate) fn remember(memory: &mut Memory, new: NewEntry) -> Result<(), Failure> {

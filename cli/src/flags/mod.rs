@@ -14,6 +14,8 @@ pub(crate) mod llama_cpp;
 mod lora;
 mod memory;
 mod model;
+#[cfg(feature = "chat")]
+mod notes;
 mod overwrite;
 mod recipe;
 pub(crate) mod renamed;
@@ -42,15 +44,13 @@ pub(crate) use learn::{both, earlier_file, open_folder};
 #[cfg(feature = "serve")]
 pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};
-#[cfg(feature = "chat")]
-pub(crate) use memory::MemoryArgs;
-#[cfg(any(feature = "chat", feature = "serve"))]
-pub(crate) use memory::notes;
 pub(crate) use memory::{entry_json, entry_line, remember, verdict};
 pub(crate) use model::*;
+#[cfg(feature = "chat")]
+pub(crate) use notes::{MemoryArgs, notes};
 pub(crate) use overwrite::OverwriteArg;
 pub(crate) use recipe::RecipeArgs;
-#[cfg(feature = "serve")]
+#[cfg(feature = "chat")]
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use session::{SessionArgs, kv_bytes, session};
 pub(crate) use speculation::{Drafted, SpeculationArgs, drafter_memory, keep_for, speculate};
