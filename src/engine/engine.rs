@@ -11,7 +11,7 @@ use crate::engine::engine_options::{EngineOptions, SharedThreads};
 use crate::engine::memory_plan::{EngineMemory, plan_options, vocabulary_bytes};
 use crate::engine::offload::{BatchBuffers, offload, open_runner};
 use crate::engine::options::{
-    CancelToken, SessionOptions, checked_n_ctx, compute_bytes, kv_layout,
+    CancelToken, SessionOptions, checked_n_ctx, compute_bytes, kv_layout, on_device,
 };
 use crate::engine::row_times::RowTimes;
 use crate::engine::sequence::Sequence;
@@ -378,9 +378,10 @@ impl Engine {
         if let Some(what) = policy.not_on_gpu() {
             self.cpu_only(what)?;
         }
-        let layout = kv_layout(self.model.hparams(), policy);
+        let h = self.model.hparams();
+        let layout = kv_layout(h, policy);
         Ok(Arc::new(match self.runner() {
-            Some(runner) if !runner.shares_memory() => layout.with_device(runner.first_layer()),
+            Some(runner) if !runner.shares_memory() => on_device(h, layout, runner.first_layer()),
             _ => layout,
         }))
     }

@@ -5,7 +5,7 @@ use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::SessionError;
 use crate::forward::{Pass, forward};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Runner};
-use crate::kv::PagePlace;
+use crate::kv::{CellPlace, PagePlace, StatePage};
 use crate::layers::outputs::Wanted;
 use crate::layers::rope::RopeTables;
 use crate::layers::rows::{Rows, SlotView};
@@ -20,7 +20,10 @@ pub(crate) struct BatchBuffers {
     arena: Arena,
     /// Page tables of all slots.
     tables: Vec<Vec<u64>>,
+    /// Pages of recurrent layers of each slot.
+    states: Vec<Vec<StatePage>>,
     places: Vec<PagePlace>,
+    cells: Vec<CellPlace>,
     /// Empty between passes.
     slots: Vec<BatchSlot<'static>>,
 }
@@ -93,7 +96,9 @@ pub(crate) fn offload(
     let BatchBuffers {
         arena: own,
         tables,
+        states,
         places,
+        cells,
         slots: batch_slots,
     } = buffers;
     let (hidden, cos, sin, tokens) = own.plan(|f| {
@@ -123,6 +128,8 @@ pub(crate) fn offload(
     }
     places.clear();
     places.extend(slots.iter().take(1).flat_map(|slot| slot.kv.places()));
+    cells.clear();
+    cells.extend(slots.iter().take(1).flat_map(|slot| slot.kv.cells()));
     for slot in &*slots {
         let rows = Rows::All.range(slot);
         slot.rope
@@ -130,15 +137,18 @@ pub(crate) fn offload(
         tokens[rows].copy_from_slice(slot.tokens);
     }
     let page_tables = slots.iter().flat_map(|slot| slot.kv.page_tables());
-    fill_tables(tables, page_tables);
-    let of_batch = batch_slots_of(slots, tables, std::mem::take(batch_slots));
+    fill(tables, page_tables);
+    let state_pages = slots
+        .iter()
+        .map(|slot| slot.kv.state_pages(slot.tokens.len()));
+    fill(states, state_pages);
+    let of_batch = batch_slots_of(slots, tables, states, std::mem::take(batch_slots));
     let raw = wanted == Wanted::Raw;
     if raw {
         outputs
             .states
             .resize(outputs.logits.len() / h.n_vocab * h.n_embd, 0.0);
     }
-    let states = raw.then_some(&mut outputs.states[..]);
     let batch = Batch {
         slots: &of_batch,
         tokens,
@@ -146,24 +156,25 @@ pub(crate) fn offload(
         cos,
         sin,
         places,
+        cells,
     };
-    let logits = &mut outputs.logits;
-    let outcome = runner.pass(&batch, BatchOutputs { logits, states });
+    let outputs = BatchOutputs {
+        logits: &mut outputs.logits,
+        states: raw.then_some(&mut outputs.states[..]),
+    };
+    let outcome = runner.pass(&batch, outputs);
     *batch_slots = reuse(of_batch);
     Ok(outcome?)
 }
 
-/// Writes the page tables of all slots, in order, into memory of an earlier pass.
-fn fill_tables(
-    tables: &mut Vec<Vec<u64>>,
-    page_tables: impl Iterator<Item = impl Iterator<Item = u64>>,
-) {
-    for (i, pages) in page_tables.enumerate() {
-        if i == tables.len() {
-            tables.push(Vec::new());
+/// Writes lists, in order, into memory of an earlier pass.
+fn fill<T>(lists: &mut Vec<Vec<T>>, from: impl Iterator<Item = impl Iterator<Item = T>>) {
+    for (i, list) in from.enumerate() {
+        if i == lists.len() {
+            lists.push(Vec::new());
         }
-        tables[i].clear();
-        tables[i].extend(pages);
+        lists[i].clear();
+        lists[i].extend(list);
     }
 }
 
@@ -171,11 +182,12 @@ fn fill_tables(
 fn batch_slots_of<'a>(
     slots: &'a [SlotView<'_>],
     tables: &'a [Vec<u64>],
+    states: &'a [Vec<StatePage>],
     memory: Vec<BatchSlot<'static>>,
 ) -> Vec<BatchSlot<'a>> {
     let mut rest = tables;
     let mut of_batch = reuse(memory);
-    for slot in slots {
+    for (slot, states) in slots.iter().zip(states) {
         let rows = Rows::All.range(slot);
         let (tables, others) = rest.split_at(slot.kv.page_tables().len());
         rest = others;
@@ -185,6 +197,7 @@ fn batch_slots_of<'a>(
             pos: slot.pos(),
             generated: slot.is_generated(),
             tables,
+            states,
             adapters: slot.adapters,
         });
     }

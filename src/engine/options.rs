@@ -221,6 +221,17 @@ pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
     layout.with_recurrences(choice.chain(of_layers))
 }
 
+/// A layout where a GPU with memory of its own computes the layers from `first_layer` on, of those
+/// that GPUs compute: each attention has keys and values, and only mixers have recurrences.
+pub(crate) fn on_device(h: &Hparams, layout: KvLayout, first_layer: usize) -> KvLayout {
+    let before = &h.layers[..first_layer.min(h.layers.len())];
+    let mixers = before.iter().filter_map(LayerSpec::recurrent);
+    layout.with_device(
+        before.iter().filter_map(LayerSpec::attention).count(),
+        mixers.map(|spec| recurrent::cells(spec).len()).sum(),
+    )
+}
+
 /// Context length of a session with these options.
 pub(crate) fn checked_n_ctx(h: &Hparams, options: &SessionOptions) -> Result<usize, SessionError> {
     let n_ctx = n_ctx(h, options);

@@ -3,7 +3,8 @@
 use crate::gpu::kernels::Dispatch;
 use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set, Shape};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Call, Gpu, GpuError, Runner};
-use crate::kv::{DeviceMemory, PagePlace};
+use crate::kv::{CellPlace, DeviceMemory, PagePlace};
+use crate::layers::recurrent;
 use crate::lora::Adapter;
 use crate::model::Model;
 use std::collections::{BTreeSet, HashMap};
@@ -104,12 +105,17 @@ impl<G: Gpu> GpuRunner<G> {
         let first_layer = h.n_layer.saturating_sub(n_layers);
         // A pass of one token uses the same parts of the model as any other pass.
         let places = vec![PagePlace::default(); h.attention().count()];
+        let cells = vec![
+            CellPlace::default();
+            h.recurrent().map(|spec| recurrent::cells(spec).len()).sum()
+        ];
         let slot = BatchSlot {
             rows: 0..1,
             outputs: 0..1,
             pos: 0,
             generated: true,
             tables: &[],
+            states: &[],
             adapters: &[],
         };
         let (table, _) = model.weights().token_embd.place();
@@ -123,6 +129,7 @@ impl<G: Gpu> GpuRunner<G> {
             cos: &[],
             sin: &[],
             places: &places,
+            cells: &cells,
         };
         let plan = Plan::new(model, first_layer, &batch, false)?;
         let (mut buffers, mut indices, mut copied) = (Vec::new(), HashMap::new(), 0);
@@ -315,13 +322,18 @@ impl<G: Gpu> GpuRunner<G> {
             }
         });
         let calls: Vec<Call<'_, G::Buffer>> = calls.collect();
-        let pages: BTreeSet<u64> = batch
-            .slots
-            .iter()
-            .flat_map(|slot| slot.tables)
-            .flatten()
-            .copied()
-            .collect();
+        let of_slot = |slot: &BatchSlot<'_>| {
+            let states = slot.states.iter().map(|page| page.address);
+            let pages: Vec<u64> = slot
+                .tables
+                .iter()
+                .flatten()
+                .copied()
+                .chain(states)
+                .collect();
+            pages
+        };
+        let pages: BTreeSet<u64> = batch.slots.iter().flat_map(of_slot).collect();
         let pages: Vec<u64> = pages.into_iter().filter(|&address| address != 0).collect();
         let results = [
             (planned.logits, Some(outputs.logits)),
@@ -387,6 +399,23 @@ impl<G: Gpu> GpuRunner<G> {
                     .copied()
                     .collect();
                 bytemuck::cast_slice(&pages).to_vec()
+            }
+            Input::Slots => {
+                let mut first = 0;
+                let slots = batch.slots.iter().map(|slot| {
+                    let n = slot.states.len();
+                    first += n;
+                    [slot.rows.start, slot.rows.len(), first - n, n].map(|n| n as u32)
+                });
+                bytemuck::cast_slice(&slots.collect::<Vec<_>>()).to_vec()
+            }
+            Input::States => {
+                let pages = batch.slots.iter().flat_map(|slot| slot.states);
+                let pages = pages.map(|page| {
+                    let [low, high] = bytemuck::cast::<u64, [u32; 2]>(page.address);
+                    [low, high, page.pos as u32, 0]
+                });
+                bytemuck::cast_slice(&pages.collect::<Vec<_>>()).to_vec()
             }
             Input::Tiles(..) => {
                 let of_input = planned.tiles.iter().filter(|(other, _)| *other == input);

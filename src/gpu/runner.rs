@@ -6,7 +6,7 @@
 //! device, which copies them itself.
 
 use crate::gpu::GpuError;
-use crate::kv::{DeviceMemory, PagePlace};
+use crate::kv::{CellPlace, DeviceMemory, PagePlace, StatePage};
 use crate::lora::Attached;
 use std::ops::Range;
 
@@ -38,10 +38,12 @@ pub trait Runner: Send + Sync {
     /// Most bytes of all pages.
     fn page_limit(&self) -> u64;
 
-    /// Computes a pass: appends keys and values to the pages, and writes the requested outputs.
+    /// Computes a pass: appends keys and values to the pages, writes states, and the requested
+    /// outputs.
     ///
     /// # Errors
-    /// If the device has no memory or fails. Earlier contents of the pages are unchanged.
+    /// If the device has no memory or fails. Earlier contents of the pages are unchanged, but for
+    /// inputs of recurrent layers.
     fn pass(&self, batch: &Batch<'_>, outputs: BatchOutputs<'_>) -> Result<(), GpuError>;
 }
 
@@ -58,8 +60,10 @@ pub struct Batch<'a> {
     pub cos: &'a [f32],
     /// Sines likewise.
     pub sin: &'a [f32],
-    /// Position of each layer's data in a page.
+    /// Position of the data of each layer with keys and values in a page.
     pub places: &'a [PagePlace],
+    /// Position of each recurrence's data in its pages.
+    pub cells: &'a [CellPlace],
 }
 
 /// The rows of one sequence.
@@ -77,6 +81,11 @@ pub struct BatchSlot<'a> {
     /// For each group of layers, the addresses of the sequence's pages, by position divided by 64;
     /// 0 for pages that have left a window. All tables have the same length.
     pub tables: &'a [Vec<u64>],
+    /// Pages of recurrent layers: the state that the pass begins with; the last tokens' inputs, with
+    /// the position of the first row, up to which they are replayed from that state on; those that
+    /// states are written to, at ascending positions, the last behind the last row. Empty without
+    /// recurrent layers.
+    pub states: &'a [StatePage],
     /// Its adapters, whose terms are added to products in this order.
     #[cfg_attr(not(any(feature = "metal", feature = "webgpu")), allow(dead_code))]
     // the CPU has the sessions' own

@@ -2,11 +2,15 @@
 
 use crate::layers::activation::spec::Activation;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
+use crate::layers::conv::spec::ConvSpec;
 use crate::layers::dense_ffn::spec::DenseSpec;
+use crate::layers::gated_delta::spec::DeltaSpec;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
+use crate::layers::mamba2::spec::Mamba2Spec;
 use crate::layers::moe::spec::{Gating, MoeSpec, SharedSpec};
 use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::unsupported::{Unsupported, refuse};
 
 /// Refuses what has no kernel. Sizes and formats are checked where a pass is planned.
@@ -50,9 +54,6 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         encoder: _,   // layers read it
         diffusion: _, // attention is not causal
     } = h;
-    if let Some(recurrent) = h.recurrent().next() {
-        return Err(Unsupported(recurrent.name()));
-    }
     match norm {
         NormKind::Rms
         | NormKind::RmsPlain
@@ -111,7 +112,8 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     }
     match mixer {
         Mixer::Attention(spec) => attention(spec)?,
-        Mixer::Recurrent(spec) | Mixer::Both(_, spec) => return Err(Unsupported(spec.name())),
+        Mixer::Recurrent(spec) => recurrent(spec)?,
+        Mixer::Both(_, spec) => return Err(Unsupported(spec.name())),
         Mixer::Compressed(_) => return Err(Unsupported("attention to compressed blocks")),
         Mixer::None => return Err(Unsupported("half layers")),
     }
@@ -120,6 +122,41 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         FfnSpec::Moe(spec) => mixture(spec),
         FfnSpec::Both(..) | FfnSpec::Beside(..) => Err(Unsupported("mixtures beside dense layers")),
         FfnSpec::None => Err(Unsupported("half layers")),
+    }
+}
+
+fn recurrent(spec: &RecurrentSpec) -> Result<(), Unsupported> {
+    match spec {
+        RecurrentSpec::ShortConv(ConvSpec {
+            n_channel: _,
+            n_tap: _, // where a pass is planned
+        }) => Ok(()),
+        RecurrentSpec::Delta(DeltaSpec {
+            n_head: _,
+            n_head_k: _,
+            head_dim_k: _, // where a pass is planned
+            head_dim_v: _,
+            n_tap: _,
+            tiled: _,
+            by_channel: _,
+            fused: _,
+            bound: _,
+            length_eps: _,
+            sigmoid_gate: _,
+        }) => Ok(()),
+        RecurrentSpec::Mamba2(Mamba2Spec {
+            n_inner: _,
+            n_head: _,
+            n_group: _,
+            n_state: _, // where a pass is planned
+            n_tap: _,
+            norm: _,
+        }) => Ok(()),
+        RecurrentSpec::Mamba(_)
+        | RecurrentSpec::HeadedMamba(_)
+        | RecurrentSpec::Lightning(_)
+        | RecurrentSpec::TimeMix(_)
+        | RecurrentSpec::ChannelMix(_) => Err(Unsupported(spec.name())),
     }
 }
 

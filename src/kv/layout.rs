@@ -41,34 +41,33 @@ pub(crate) struct CellShape {
 pub(super) const N_FEEDS: usize = 64;
 
 /// Places of recurrences in a sequence's two pages for them, in values: one has the states of all,
-/// the other [`N_FEEDS`] rows of inputs.
+/// the other [`N_FEEDS`] rows of inputs of each.
 #[derive(Clone, Debug)]
 pub(super) struct Recurrences {
     pub(super) states: Vec<Range<usize>>,
     pub(super) feeds: Vec<Range<usize>>,
     /// Index of the block table of the states' page, after those of the groups.
     pub(super) table: usize,
+    /// Index of the first recurrence that a GPU has in memory of its own; their number without.
+    pub(super) first_on_device: usize,
 }
 
 impl Recurrences {
-    /// Input values of a token, of all recurrences.
-    pub(super) fn n_feed(&self) -> usize {
-        self.feeds.last().map_or(0, |last| last.end)
-    }
-
-    /// Bytes of the states, and of the input rows; multiples of 64.
-    pub(super) fn bytes(&self) -> [usize; 2] {
-        let bytes = |values: usize| {
-            values
-                .saturating_mul(size_of::<f32>())
+    /// Sizes of the page of states, and of that of inputs: in each those of the CPU's layers come
+    /// first. Bytes are multiples of 64.
+    pub(super) fn sizes(&self) -> [PageSize; 2] {
+        [&self.states, &self.feeds].map(|of_cells| {
+            let bytes = |values: usize| values.saturating_mul(size_of::<f32>());
+            let all = bytes(of_cells.last().map_or(0, |last| last.end))
                 .checked_next_multiple_of(64)
                 .unwrap_or(usize::MAX)
-                .max(64)
-        };
-        [
-            bytes(self.states.last().map_or(0, |last| last.end)),
-            bytes(self.n_feed().saturating_mul(N_FEEDS)),
-        ]
+                .max(64);
+            let first = of_cells.get(self.first_on_device);
+            PageSize {
+                bytes: all,
+                on_host: first.map_or(all, |first| bytes(first.start)),
+            }
+        })
     }
 }
 
@@ -276,22 +275,25 @@ impl KvLayout {
         }
     }
 
-    /// The same where the layers from `first_layer` on have their keys and values in memory of a
-    /// GPU's own: in each page those of the CPU's layers come first.
-    pub(crate) fn with_device(mut self, first_layer: usize) -> KvLayout {
+    /// The same where the layers with keys and values from `first_layer` on, and the recurrences from
+    /// `first_cell` on, have theirs in memory of a GPU's own: in each page those of the CPU's layers
+    /// come first.
+    pub(crate) fn with_device(mut self, first_layer: usize, first_cell: usize) -> KvLayout {
         for layer in self.layers.iter().skip(first_layer) {
             let forms = &mut self.groups[layer.group].forms;
             for (form, [keys, _]) in forms.iter_mut().zip(layer.at) {
                 form.on_host = form.on_host.min(keys);
             }
         }
+        if let Some(recurrences) = &mut self.recurrences {
+            recurrences.first_on_device = first_cell;
+        }
         self
     }
 
-    /// Whether a GPU has keys and values in memory of its own.
+    /// Whether a GPU has keys and values, or states, in memory of its own.
     pub(crate) fn is_on_device(&self) -> bool {
-        self.tables()
-            .any(|(_, form)| form.on_host < form.page_bytes)
+        self.page_sizes().any(|size| size.on_host < size.bytes)
     }
 
     /// Precision of keys and values.
@@ -311,10 +313,11 @@ impl KvLayout {
         };
         for cell in cells {
             states.push(after(&states, cell.n_state));
-            feeds.push(after(&feeds, cell.n_feed));
+            feeds.push(after(&feeds, cell.n_feed.saturating_mul(N_FEEDS)));
         }
         let table = self.tables().count();
         self.recurrences = (!states.is_empty()).then_some(Recurrences {
+            first_on_device: states.len(),
             states,
             feeds,
             table,
@@ -327,7 +330,7 @@ impl KvLayout {
         let of_states = self
             .recurrences
             .iter()
-            .map(|recurrences| recurrences.bytes()[0].into());
+            .map(|recurrences| recurrences.sizes()[0]);
         self.tables()
             .map(|(_, form)| form.page_size())
             .chain(of_states)
@@ -338,7 +341,7 @@ impl KvLayout {
         let of_states = self
             .recurrences
             .iter()
-            .map(|r| [(KvType::F32, r.bytes()[0] as u64), (KvType::F32, 0)]);
+            .map(|r| [(KvType::F32, r.sizes()[0].bytes as u64), (KvType::F32, 0)]);
         self.tables()
             .map(|(_, form)| form.bytes_by_type())
             .chain(of_states)
@@ -394,7 +397,7 @@ impl KvLayout {
         let states = self
             .recurrences
             .iter()
-            .map(|recurrences| recurrences.bytes()[0] as u64);
+            .map(|recurrences| recurrences.sizes()[0].bytes as u64);
         self.groups.iter().map(of_group).chain(states).sum()
     }
 
@@ -436,7 +439,7 @@ impl KvLayout {
             n.saturating_mul(form.page_bytes as u64)
         };
         let recurrences = self.recurrences.as_ref().map_or(0, |recurrences| {
-            let [states, feeds] = recurrences.bytes().map(|bytes| bytes as u64);
+            let [states, feeds] = recurrences.sizes().map(|size| size.bytes as u64);
             // Three during a forward pass, marked checkpoints and those before them, and at most
             // two for each doubling of the distance.
             let doublings = (n_ctx / KV_BLOCK).checked_ilog2().unwrap_or(0) as u64;

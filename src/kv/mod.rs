@@ -35,7 +35,7 @@ pub use page::{DeviceMemory, PageMemory, SeparateMemory};
 pub use pool::{KvPool, PoolStats};
 pub use prefix::PrefixStats;
 pub(crate) use prefix::{CachedToken, DEFAULT_PREFIX_BUDGET, ImageKey, PrefixKey};
-pub use sequence::PagePlace;
+pub use sequence::{CellPlace, PagePlace, StatePage};
 pub(crate) use sequence::{KvCheckpoint, KvState, SeqKv};
 
 pub(crate) use crate::arch::KvType;

@@ -16,7 +16,7 @@ use crate::layers::mamba2::softplus;
 use crate::layers::recurrence::{Mixing, Recurrence};
 
 /// Added to the squared length that a query or key is divided by, if nothing else is.
-const EPS: f32 = 1e-6;
+pub(crate) const EPS: f32 = 1e-6;
 
 pub(crate) struct Buffers<'a> {
     /// Queries, keys and values before the convolution, `(m, n_channel)`, and behind it.
@@ -51,7 +51,8 @@ impl<'a> Buffers<'a> {
     }
 }
 
-fn n_feed(spec: &DeltaSpec) -> usize {
+/// Values that feed the rule.
+pub(crate) fn n_feed(spec: &DeltaSpec) -> usize {
     spec.conv().n_channel + spec.n_head + spec.n_rate()
 }
 
@@ -71,24 +72,17 @@ const PART_BYTES: usize = 16 << 10;
 
 /// [`Arch::delta_rule`] for each head's state, `(head_dim_k, head_dim_v)`, of which a part has some
 /// columns.
-struct Rule<'a>(&'a DeltaSpec);
+pub(crate) struct Rule<'a>(pub(crate) &'a DeltaSpec);
 
-impl Rule<'_> {
-    /// Columns of a part: the largest power of two that divides a head's, within bounds.
-    fn columns(&self) -> usize {
-        let &DeltaSpec {
-            head_dim_k,
-            head_dim_v,
-            ..
-        } = self.0;
-        let most = (PART_BYTES / size_of::<f32>() / head_dim_k).max(1).ilog2();
-        1 << head_dim_v.trailing_zeros().min(most)
-    }
+/// Columns of a part: the largest power of two that divides a head's, within bounds.
+pub(crate) fn columns(spec: &DeltaSpec) -> usize {
+    let most = (PART_BYTES / size_of::<f32>() / spec.head_dim_k).max(1);
+    1 << spec.head_dim_v.trailing_zeros().min(most.ilog2())
 }
 
 impl Recurrence for Rule<'_> {
     fn n_parts(&self) -> usize {
-        self.0.n_out() / self.columns()
+        self.0.n_out() / columns(self.0)
     }
 
     fn n_out(&self) -> usize {

@@ -102,6 +102,13 @@ fn models(tiny: &[Tiny], dtype: DType) -> Vec<(&'static str, Model)> {
         .collect()
 }
 
+/// Tiny models with states.
+pub(crate) fn recurrent(dtype: DType) -> Vec<(&'static str, Model)> {
+    [("lfm2", Tiny::lfm2(dtype)), ("qwen35", Tiny::qwen35(dtype))]
+        .map(|(name, parts)| (name, crate::run::open(parts.gguf()).unwrap()))
+        .to_vec()
+}
+
 /// Largest difference of logits from the scalar level's, where both keep keys and values in half
 /// precision: those of tiny models are below 10, and a key that rounds the other way moves them by
 /// some 1e-4.
@@ -114,7 +121,12 @@ fn passes_of_every_shape_of_a_layer() {
         (DType::Q8_0, &Tiny::SHAPES),
         (DType::MXFP4, &[]),
     ] {
-        for (name, model) in models(shapes, dtype) {
+        let with_states = if shapes.is_empty() {
+            vec![]
+        } else {
+            recurrent(dtype)
+        };
+        for (name, model) in models(shapes, dtype).into_iter().chain(with_states) {
             let model = model.on(Arch::scalar());
             let (gpu, _) = on_gpu(&model, usize::MAX);
             let tokens = tokens(41, 3);
@@ -149,6 +161,7 @@ fn step(engine: &Engine, slots: &mut [Slot<'_>]) -> Vec<Vec<f32>> {
 fn several_sequences_in_one_pass() {
     let in_f16 = models(&Tiny::ALL, DType::Q8_0)
         .into_iter()
+        .chain(recurrent(DType::Q8_0))
         .map(|(_, model)| (model, options()));
     let quantised = SessionOptions {
         kv_type: KvType::Q4,
@@ -336,10 +349,13 @@ fn passes_need_each_of_their_barriers() {
         kv_type: KvType::Q4,
         ..options()
     };
-    for ((name, model), options, n_adapters) in
-        plain
-            .into_iter()
-            .chain([(gpt_oss(DType::MXFP4), quantised, 2)])
+    let with_states = recurrent(DType::F32)
+        .into_iter()
+        .map(|model| (model, options(), 0));
+    for ((name, model), options, n_adapters) in plain
+        .into_iter()
+        .chain([(gpt_oss(DType::MXFP4), quantised, 2)])
+        .chain(with_states)
     {
         let (engine, gpu) = on_gpu(&model, usize::MAX);
         let adapters: Vec<_> = (0..n_adapters)
@@ -633,7 +649,7 @@ const COMPUTED: &[&str] = &[
     "arcee", "baichuan", "bailingmoe", "chatglm", "codeshell", "cohere2", "cohere2moe", "command-r",
     "deepseek", "deepseek2-ocr", "dots1", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4",
     "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "granite", "granite_swa",
-    "granitemoe", "grok", "hy_v3", "internlm2", "jais2", "llama", "mellum", "minicpm",
+    "granitehybrid", "granitemoe", "grok", "hy_v3", "internlm2", "jais2", "lfm2", "lfm2moe", "llama", "mellum", "minicpm",
     "minimax-m2", "nemotron", "olmo2", "olmoe", "openelm", "orion", "paddleocr", "pangu-embedded",
     "phi2", "phi3", "plamo", "plamo3", "qwen", "qwen2", "qwen2moe", "qwen2vl",
     "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder2",

@@ -3,7 +3,7 @@
 
 use crate::all_shaders;
 use crate::emulated::{Emulated, Left};
-use crate::passes::{logits, options, tokens};
+use crate::passes::{logits, options, recurrent, tokens};
 use crate::run::{OnLevel, engine};
 use crate::tiny::Tiny;
 use ruvllm::Model;
@@ -82,13 +82,13 @@ fn pages_in_memory_of_its_own_hold_the_same() {
         let _ = std::fs::remove_dir_all(&folder);
         folder
     };
-    for (tiny, n_layers) in [
-        (Tiny::Llama, usize::MAX),
-        (Tiny::Gemma2, usize::MAX),
-        (Tiny::Llama, 1),
-        (Tiny::Gemma2, 1),
-    ] {
-        let model = tiny.model(DType::Q8_0).on(Arch::scalar());
+    let plain = [Tiny::Llama, Tiny::Gemma2].map(|tiny| (tiny.name(), tiny.model(DType::Q8_0)));
+    let all: Vec<_> = plain.into_iter().chain(recurrent(DType::Q8_0)).collect();
+    for ((name, model), n_layers) in [usize::MAX, 1]
+        .into_iter()
+        .flat_map(|n| all.iter().map(move |model| (model, n)))
+    {
+        let model = model.on(Arch::scalar());
         let prompt = tokens(140, 3);
         let (ours, theirs) = (folder("separate"), folder("shared"));
         let run = |gpu: Emulated, folder: &PathBuf| {
@@ -97,7 +97,6 @@ fn pages_in_memory_of_its_own_hold_the_same() {
             drop(engine);
             first
         };
-        let name = tiny.name();
         let separate = run(Emulated::separate(&all_shaders()), &ours);
         let shared = run(Emulated::start(&all_shaders()), &theirs);
         assert_eq!(separate, shared, "{name}, {n_layers} layers");

@@ -109,11 +109,22 @@ fn logits(session: &mut Session, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
 /// Tiny models of every kind of layer, and gpt-oss, whose experts have biases and attention sinks.
 fn models(dtype: DType) -> Vec<(&'static str, Model)> {
     let gpt_oss = ("gpt-oss", open(Tiny::gpt_oss(dtype).gguf()).unwrap());
-    let shapes = Tiny::SHAPES.iter().filter(|_| dtype != DType::MXFP4);
+    if dtype == DType::MXFP4 {
+        return vec![gpt_oss];
+    }
+    let shapes = Tiny::SHAPES.iter();
     shapes
         .map(|tiny| (tiny.name(), tiny.model(dtype)))
         .chain([gpt_oss])
+        .chain(recurrent(dtype))
         .collect()
+}
+
+/// Tiny models with states.
+fn recurrent(dtype: DType) -> Vec<(&'static str, Model)> {
+    [("lfm2", Tiny::lfm2(dtype)), ("qwen35", Tiny::qwen35(dtype))]
+        .map(|(name, parts)| (name, open(parts.gguf()).unwrap()))
+        .to_vec()
 }
 
 #[test]
@@ -368,6 +379,40 @@ fn bits_do_not_depend_on_the_batch() {
             loaded.cache().load_bytes(saved).unwrap();
             loaded.decode(draft[2]).unwrap();
             assert_eq!(loaded.logits(), &one_by_one[2 * n_vocab..], "{name}: saved");
+        }
+    }
+}
+
+/// States of recurrent layers are those of their sequences: after rewinds, which replay inputs or go
+/// back to a checkpoint, in forks, and in sessions that were saved.
+#[test]
+fn states_follow_their_sequences() {
+    for device in &*DEVICES {
+        for (name, model) in recurrent(DType::Q8_0) {
+            for n_layers in [usize::MAX, 1] {
+                let engine = on_gpu(device, &model, n_layers);
+                let prompt = tokens(150, 1, N_VOCAB);
+                let mut session = engine.session_with(&options()).unwrap();
+                session.prefill(&prompt).unwrap();
+                let expected = session.logits().to_vec();
+                for place in [148, 120, 90, 64, 20, 0] {
+                    let of = |session: &mut Session| {
+                        session.prefill(&prompt[session.position()..]).unwrap();
+                        assert_eq!(session.logits(), expected, "{name}, {place}");
+                    };
+                    session.rewind(place).unwrap();
+                    let mut fork = session.fork().unwrap();
+                    let saved = session.state().to_bytes().unwrap();
+                    of(&mut session);
+                    fork.prefill(&prompt[place..place + 1]).unwrap();
+                    of(&mut fork);
+                    let mut loaded = engine.session_with(&options()).unwrap();
+                    loaded.cache().load_bytes(saved).unwrap();
+                    of(&mut loaded);
+                }
+                drop(session);
+                assert_eq!(engine.pool().stats().used, 0, "{name}");
+            }
         }
     }
 }

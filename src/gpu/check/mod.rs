@@ -10,6 +10,7 @@ mod attention;
 mod elementwise;
 mod experts;
 mod products;
+mod recurrent;
 mod sample;
 
 use crate::gpu::kernels::{Access, Args, Dispatch, Kernel};
@@ -122,6 +123,36 @@ pub const CASES: &[Case] = &[
         name: "combine_experts",
         source: "experts.metal",
         run: experts::combine_experts,
+    },
+    Case {
+        name: "causal_conv",
+        source: "recurrent.metal",
+        run: recurrent::causal_conv,
+    },
+    Case {
+        name: "delta_feed",
+        source: "recurrent.metal",
+        run: recurrent::delta_feed,
+    },
+    Case {
+        name: "delta_rule",
+        source: "recurrent.metal",
+        run: recurrent::delta_rule,
+    },
+    Case {
+        name: "ssm_scan",
+        source: "recurrent.metal",
+        run: recurrent::ssm_scan,
+    },
+    Case {
+        name: "gated_groups",
+        source: "recurrent.metal",
+        run: recurrent::gated_groups,
+    },
+    Case {
+        name: "gated_norm_heads",
+        source: "recurrent.metal",
+        run: recurrent::gated_norm_heads,
     },
     Case {
         name: "argmax",

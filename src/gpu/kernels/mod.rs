@@ -9,6 +9,7 @@ mod elementwise;
 mod experts;
 mod lora;
 mod products;
+mod recurrent;
 mod sample;
 
 pub use attention::*;
@@ -16,6 +17,7 @@ pub use elementwise::*;
 pub use experts::*;
 pub use lora::*;
 pub use products::*;
+pub use recurrent::*;
 pub use sample::*;
 
 use crate::quant::DType;
@@ -68,6 +70,11 @@ pub enum Element {
     Tile,
     /// Address of a page on the GPU.
     Page,
+    /// Rows of a sequence: the first, their number, the index of its first page of states, and the
+    /// number of these: four `uint`.
+    Slot,
+    /// Address of a page of recurrent layers, its position as `uint`, and four bytes without meaning.
+    State,
 }
 
 impl Element {
@@ -81,6 +88,8 @@ impl Element {
             Element::Row => "Row",
             Element::Tile => "Tile",
             Element::Page => "Page",
+            Element::Slot => "Slot",
+            Element::State => "State",
         }
     }
 
@@ -90,7 +99,13 @@ impl Element {
             Element::Weights => 1,
             Element::F32 | Element::U32 => 4,
             Element::F32x2 | Element::Row | Element::Tile | Element::Page => 8,
+            Element::Slot | Element::State => 16,
         }
+    }
+
+    /// Whether kernels with such a buffer access pages.
+    pub fn has_addresses(self) -> bool {
+        matches!(self, Element::Page | Element::State)
     }
 
     /// Alignment of a buffer's address, in bytes.
@@ -206,6 +221,23 @@ args! {
     RouteArgs { n_rows: u32, n_expert: u32, n_used: u32, gating: u32, normalise: u32, scale: f32 }
     ExpertRowsArgs { n_chosen: u32, n_expert: u32 }
     CombineExpertsArgs { n: u32, n_rows: u32, n_used: u32 }
+    CausalConvArgs {
+        n_rows: u32, n_longest: u32, n_in: u32, first: u32, n_channel: u32, n_tap: u32, n_bias: u32, n_out: u32,
+        part: u32, gated: u32, state: u32, feeds: u32, n_slots: u32, n_states: u32
+    }
+    KeepFeedsArgs { n_rows: u32, n_feed: u32, feeds: u32, n_slots: u32, n_states: u32 }
+    DeltaFeedArgs {
+        n_rows: u32, n_feed: u32, n_head: u32, n_head_k: u32, head_dim_k: u32, n_rate: u32, fused: u32, bound: f32,
+        length_eps: f32
+    }
+    ScanArgs {
+        n_rows: u32, n_feed: u32, n_head: u32, n_head_k: u32, head_dim_k: u32, head_dim_v: u32, q: u32, k: u32, v: u32,
+        beta: u32, rate: u32, by_channel: u32, tiled: u32, columns: u32, state: u32, feeds: u32, n_slots: u32,
+        n_states: u32
+    }
+    TimeStepsArgs { n_rows: u32, n_in: u32, n_feed: u32, n_head: u32 }
+    GatedGroupsArgs { n: u32, n_rows: u32, n_group: u32, n_in: u32, n_norm: u32, eps: f32 }
+    GatedNormArgs { n: u32, n_rows: u32, eps: f32, sigmoid: u32 }
     SampleArgs { n: u32, n_rows: u32 }
     TopKArgs { n: u32, n_rows: u32, k: u32 }
     LoraArgs { n_in: u32, n_out: u32, rank: u32, n_rows: u32, b_stride: u32, scale: f32 }
@@ -407,6 +439,14 @@ pub fn declarations() -> Vec<Declaration> {
         EXPERT_ROWS.declaration(),
         ADD_EXPERT_BIAS.declaration(),
         COMBINE_EXPERTS.declaration(),
+        CAUSAL_CONV.declaration(),
+        KEEP_FEEDS.declaration(),
+        DELTA_FEED.declaration(),
+        DELTA_RULE.declaration(),
+        SSM_SCAN.declaration(),
+        TIME_STEPS.declaration(),
+        GATED_GROUPS.declaration(),
+        GATED_NORM_HEADS.declaration(),
         ARGMAX.declaration(),
         SOFTMAX.declaration(),
         TOP_K.declaration(),

@@ -124,7 +124,7 @@ impl<'m> Planner<'m, '_> {
             spec.n_head_kv,
             w.k_norm.as_ref(),
         )?;
-        let place = self.batch.places[i];
+        let place = self.batch.places[self.n_before[0]];
         self.transform(place.transformed[0], k, spec.n_head_kv, spec.head_dim)?;
         let v = Left(Intermediate::V);
         self.transform(place.transformed[1], v, spec.n_head_kv, spec.head_dim_v)?;
@@ -174,7 +174,7 @@ impl<'m> Planner<'m, '_> {
             spec.n_head,
             w.q_norm.as_ref(),
         )?;
-        let place = self.batch.places[i];
+        let place = self.batch.places[self.n_before[0]];
         self.transform(place.transformed[0], q, spec.n_head, spec.head_dim)?;
         let mut args = self.attention_args(spec, place)?;
         let rows = self.rows.clone();

@@ -9,6 +9,7 @@
 mod adapters;
 mod attention;
 mod experts;
+mod recurrent;
 mod shape;
 
 pub use shape::Shape;
@@ -19,12 +20,14 @@ use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::supports::supports;
 use crate::gpu::{Batch, BatchSlot};
+use crate::layers::attention::spec::AttnSpec;
 use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{LayerSpec, Mixer};
 use crate::layers::layer::weights::{FeedForward, Layer};
 use crate::layers::norm::spec::{NormKind, Norms};
 use crate::layers::norm::weights::Norm;
+use crate::layers::recurrent::cells;
 use crate::layers::unsupported::Unsupported;
 use crate::lora::Adapter;
 use crate::model::{Model, Weights};
@@ -54,8 +57,8 @@ pub enum Name<'m> {
     Input(Input),
     /// Intermediate result, or output for the host.
     Intermediate(Intermediate),
-    /// Keys and values of a layer, which kernels access by addresses of pages. Not bound to a
-    /// kernel.
+    /// Keys and values of a layer, or its states, which kernels access by addresses of pages. Not
+    /// bound to a kernel.
     Cache(usize),
 }
 
@@ -74,6 +77,10 @@ pub enum Input {
     Pages(usize),
     /// Tiles of at most this many rows, see [`Plan::tiles`].
     Tiles(Set, u32),
+    /// Rows and pages of each sequence's recurrent layers.
+    Slots,
+    /// Those pages.
+    States,
     /// Terms of experts, see [`Plan::terms`].
     AdmissionConfig,
 }
@@ -94,6 +101,14 @@ pub enum Intermediate {
     Partial,
     KqvOut,
     AttnOut,
+    /// Queries, keys and values before a recurrent mixer's convolution, or what else is convolved.
+    Channels,
+    /// What a delta rule is fed with, and products that become a part of it.
+    Feed,
+    Beta,
+    Rate,
+    /// What a recurrent mixer's output matrix is multiplied by.
+    Mixed(Set),
     /// Output of a branch, after its norm.
     Post,
     Gate,
@@ -288,6 +303,8 @@ struct Planner<'m, 'b> {
     rows: RowSet,
     /// A branch that is not yet added to the residual stream, and its factor.
     pending: Option<(Name<'m>, f32)>,
+    /// Layers with keys and values, and recurrences, of the layers before the one that is planned.
+    n_before: [usize; 2],
 }
 
 use Name::Intermediate as Left;
@@ -316,6 +333,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             )?,
             rows: RowSet::new(Set::All, batch.slots)?,
             pending: None,
+            n_before: [0; 2],
         })
     }
 
@@ -403,9 +421,6 @@ impl<'m, 'b> Planner<'m, 'b> {
             alt_up: _,
             sites: _,
         } = w;
-        if batch.places.len() != n_layer {
-            return Err(refused("layers other than attention".to_string()));
-        }
         let outputs = RowSet::new(Set::Outputs, batch.slots)?;
         if batch.hidden.is_empty() {
             let args = EmbedArgs {
@@ -420,12 +435,16 @@ impl<'m, 'b> Planner<'m, 'b> {
             self.push((&EMBED, format, 0), &args, &buffers, None);
             self.embed_terms(token_embd)?;
         }
-        for i in first_layer..n_layer {
+        for (i, spec) in self.h.layers.iter().enumerate() {
             let last = i + 1 == n_layer;
-            self.layer(i, &self.h.layers[i], &layers[i], last.then_some(&outputs))?;
-            if last && outputs.n == 0 {
-                return Ok(self.plan);
+            if i >= first_layer {
+                self.layer(i, spec, &layers[i], last.then_some(&outputs))?;
             }
+            self.n_before[0] += spec.attention().iter().count();
+            self.n_before[1] += spec.recurrent().map_or(0, |spec| cells(spec).len());
+        }
+        if outputs.n == 0 {
+            return Ok(self.plan);
         }
         let normed = self.enter(output_norm.as_ref())?;
         // As generated rows, whose kernels are faster for few rows: few rows of a prompt have
@@ -579,14 +598,13 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Copies the rows that have outputs.
-    fn gather(&mut self, from: Name<'m>, to: Intermediate, n_outputs: u32) -> Result<(), GpuError> {
-        let n_embd = self.n_embd()?;
+    /// Copies the rows, of `width` values, that have outputs.
+    fn gather(&mut self, from: Name<'m>, to: Intermediate, n_outputs: u32, width: u32) {
         let args = EmbedArgs {
-            n_embd,
+            n_embd: width,
             n_vocab: self.rows.n,
             n_rows: n_outputs,
-            row_bytes: size(4 * self.h.n_embd)?,
+            row_bytes: 4 * width,
             scale: 1.0,
         };
         self.plain(
@@ -594,41 +612,33 @@ impl<'m, 'b> Planner<'m, 'b> {
             &args,
             &[from, Name::Input(Input::OutputRows), Left(to)],
         );
-        Ok(())
     }
 
-    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of
-    /// other rows.
-    fn layer(
+    /// Leaves only the rows of the last layer that have outputs, of its residual stream and its
+    /// input; returns the latter.
+    fn only_outputs(&mut self, normed: Name<'m>, outputs: &RowSet) -> Result<Name<'m>, GpuError> {
+        let (n, n_embd, x) = (outputs.n, self.n_embd()?, self.x());
+        self.gather(x, Intermediate::X(Set::Outputs), n, n_embd);
+        let mut left = Intermediate::X(Set::Outputs);
+        if normed != x {
+            left = Intermediate::Normed(Set::Outputs);
+            self.gather(normed, left, n, n_embd);
+        }
+        self.rows = outputs.clone();
+        self.plan.outputs = Set::Outputs;
+        Ok(Left(left))
+    }
+
+    /// Attention on `normed`, with its output matrix, of the rows that are left; returns their input,
+    /// or `None` if there are none.
+    fn attention_mixer(
         &mut self,
         i: usize,
-        spec: &'m LayerSpec,
-        w: &'m Layer,
+        spec: &AttnSpec,
+        weights: &'m Attn,
+        mut normed: Name<'m>,
         outputs: Option<&RowSet>,
-    ) -> Result<(), GpuError> {
-        let Layer {
-            attn_norm,
-            attn: weights,
-            compressed: _,
-            recurrent: _, // this and what is not named is in `supports`
-            post_attn_norm,
-            ffn_norm,
-            ffn,
-            post_ffn_norm,
-            per_layer: _,
-            alt_up: _,
-            output_scale: _,
-            embd_skip: _,
-            hyper: _,
-            ngrams: _,
-            residual_scores: _,
-            switch: _,
-            cross: _,
-            input_norm: _,
-        } = w;
-        let (Mixer::Attention(attn), Some(weights)) = (&spec.mixer, weights) else {
-            return Err(refused(format!("the mixer of layer {i}")));
-        };
+    ) -> Result<Option<Name<'m>>, GpuError> {
         let Attn {
             wq: _,
             wk: _,
@@ -646,29 +656,63 @@ impl<'m, 'b> Planner<'m, 'b> {
             qk_norm_biases: _,
             relative: _,
         } = weights;
-        let mut normed = self.enter(attn_norm.as_ref())?;
-        let outputs = outputs.filter(|outputs| outputs.n < self.rows.n);
         // Beside keys and values, whose products have the same input.
         if outputs.is_none() {
             self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
         }
-        self.keys_values(i, attn, weights, normed)?;
+        self.keys_values(i, spec, weights, normed)?;
         if let Some(outputs) = outputs {
             if outputs.n == 0 {
-                return Ok(());
+                return Ok(None);
             }
-            self.gather(self.x(), Intermediate::X(Set::Outputs), outputs.n)?;
-            if normed == self.x() {
-                normed = Left(Intermediate::X(Set::Outputs));
-            } else {
-                self.gather(normed, Intermediate::Normed(Set::Outputs), outputs.n)?;
-                normed = Left(Intermediate::Normed(Set::Outputs));
-            }
-            self.rows = outputs.clone();
-            self.plan.outputs = Set::Outputs;
+            normed = self.only_outputs(normed, outputs)?;
             self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
         }
-        self.attention(i, attn, weights)?;
+        self.attention(i, spec, weights)?;
+        Ok(Some(normed))
+    }
+
+    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of
+    /// other rows.
+    fn layer(
+        &mut self,
+        i: usize,
+        spec: &'m LayerSpec,
+        w: &'m Layer,
+        outputs: Option<&RowSet>,
+    ) -> Result<(), GpuError> {
+        let Layer {
+            attn_norm,
+            attn: weights,
+            compressed: _, // this and what is not named is in `supports`
+            recurrent,
+            post_attn_norm,
+            ffn_norm,
+            ffn,
+            post_ffn_norm,
+            per_layer: _,
+            alt_up: _,
+            output_scale: _,
+            embd_skip: _,
+            hyper: _,
+            ngrams: _,
+            residual_scores: _,
+            switch: _,
+            cross: _,
+            input_norm: _,
+        } = w;
+        let normed = self.enter(attn_norm.as_ref())?;
+        let outputs = outputs.filter(|outputs| outputs.n < self.rows.n);
+        let left = match (&spec.mixer, weights, recurrent) {
+            (Mixer::Attention(attn), Some(weights), _) => {
+                self.attention_mixer(i, attn, weights, normed, outputs)?
+            }
+            (Mixer::Recurrent(spec), _, Some(weights)) => {
+                self.recurrent_mixer(i, (spec, weights), normed, outputs)?
+            }
+            _ => return Err(refused(format!("the mixer of layer {i}"))),
+        };
+        let Some(normed) = left else { return Ok(()) };
         self.leave(
             Intermediate::AttnOut,
             post_attn_norm.as_ref(),

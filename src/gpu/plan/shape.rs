@@ -2,7 +2,7 @@
 
 use crate::gpu::Batch;
 use crate::gpu::plan::attention::splits;
-use crate::kv::PagePlace;
+use crate::kv::{CellPlace, PagePlace};
 use crate::model::Model;
 use std::ops::Range;
 
@@ -12,6 +12,7 @@ use std::ops::Range;
 pub struct Shape {
     slots: Vec<SlotShape>,
     places: Vec<PagePlace>,
+    cells: Vec<CellPlace>,
     /// Splits of the keys of each generated row, for one window after the other.
     splits: Vec<u32>,
     embeds: bool,
@@ -24,6 +25,7 @@ struct SlotShape {
     outputs: Range<usize>,
     generated: bool,
     n_pages: usize,
+    n_states: usize,
 }
 
 impl Shape {
@@ -52,10 +54,12 @@ impl Shape {
             outputs: slot.outputs.clone(),
             generated: slot.generated,
             n_pages: slot.tables.first().map_or(0, Vec::len),
+            n_states: slot.states.len(),
         });
         Some(Shape {
             slots: slots.collect(),
             places: batch.places.to_vec(),
+            cells: batch.cells.to_vec(),
             splits: all,
             embeds: batch.hidden.is_empty(),
             raw,

@@ -21,6 +21,7 @@ const FOLDED: &[&str] = &[
     "layer_norm",
     "layer_norm_add",
     "rms_norm_heads",
+    "gated_norm_heads",
     "hadamard",
 ];
 

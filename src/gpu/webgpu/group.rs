@@ -208,7 +208,7 @@ pub(super) fn instance(
     for (more, (d, _)) in instance.more.iter_mut().zip(group.more()) {
         *more = Some(d.format);
     }
-    if bindings.iter().any(|b| b.element == Element::Page) {
+    if bindings.iter().any(|b| b.element.has_addresses()) {
         instance.slabs = slabs;
     }
     if attends_generated(dispatch.name) {

@@ -1,7 +1,9 @@
 //! How much a submission may contain: systems stop a GPU that computes one for some seconds, and show
 //! nothing meanwhile.
 
-use crate::gpu::kernels::{AttentionArgs, Dispatch, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS};
+use crate::gpu::kernels::{
+    AttentionArgs, Dispatch, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS, ScanArgs,
+};
 
 /// Seconds of a submission, a half of what it may take.
 const SECONDS: f64 = 0.25;
@@ -51,6 +53,10 @@ pub(super) fn operations(dispatch: &Dispatch) -> f64 {
             let a: AttentionArgs = bytemuck::pod_read_unaligned(args);
             let values = a.n_head * (a.head_dim + a.head_dim_v);
             [a.n_rows, values, a.n_pages.saturating_mul(PAGE_POSITIONS)]
+        }
+        "delta_rule" | "ssm_scan" => {
+            let a: ScanArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_rows, a.n_head * a.head_dim_v, 3 * a.head_dim_k]
         }
         _ => return 0.0,
     };

@@ -16,8 +16,8 @@
 //! of kernels, so that a shader cannot declare others than the host binds.
 
 use crate::gpu::kernels::{
-    Access, Declaration, Element, FORMATS, HEAD_DIMS, HEADS_VARIANTS, MATVEC, declarations,
-    joined_declarations,
+    Access, Declaration, Element, FORMATS, HEAD_DIMS, HEADS_VARIANTS, KEY_DIMS, MATVEC,
+    declarations, joined_declarations,
 };
 use crate::quant::DType;
 use std::collections::HashMap;
@@ -70,6 +70,10 @@ pub const FILES: &[(&str, &str)] = &[
         include_str!("../../wgsl_shaders/elementwise.wgsl"),
     ),
     ("experts", include_str!("../../wgsl_shaders/experts.wgsl")),
+    (
+        "recurrent",
+        include_str!("../../wgsl_shaders/recurrent.wgsl"),
+    ),
     ("sample", include_str!("../../wgsl_shaders/sample.wgsl")),
     ("lora", include_str!("../../wgsl_shaders/lora.wgsl")),
 ];
@@ -238,6 +242,7 @@ pub fn instances(slabs: u32, matrix: Option<Matrix>) -> Vec<Instance> {
             "matvec" => MATVEC.variants,
             "attention_decode" | "attention_single" | "attention_prompt" => HEAD_DIMS,
             "heads" => HEADS_VARIANTS,
+            "delta_rule" | "ssm_scan" => KEY_DIMS,
             _ => &[0],
         };
         for (&format, &variant) in formats
@@ -262,7 +267,11 @@ pub fn instances(slabs: u32, matrix: Option<Matrix>) -> Vec<Instance> {
                 format,
                 variant,
                 wide: wide && (norms || has(Element::Weights)),
-                slabs: if has(Element::Page) { slabs } else { 0 },
+                slabs: if d.buffers.iter().any(|b| b.1.has_addresses()) {
+                    slabs
+                } else {
+                    0
+                },
                 halves: false,
                 lanes,
                 outs: 4,
@@ -387,7 +396,10 @@ impl Instance {
 
     /// Whether it writes to pages.
     pub(super) fn writes_pages(&self) -> bool {
-        matches!(self.name, "append" | "heads")
+        matches!(
+            self.name,
+            "append" | "heads" | "causal_conv" | "keep_feeds" | "delta_rule" | "ssm_scan"
+        )
     }
 
     /// Query heads that a workgroup takes in attention of generated tokens.
@@ -414,6 +426,9 @@ impl Instance {
             "WIDE" => u32::from(self.wide),
             "W_VECTORS" => u32::from(self.vectors(Element::Weights, Access::Read)),
             "ADDS" => u32::from(self.name == "rms_norm_add"),
+            "DELTA" => u32::from(self.name == "delta_rule"),
+            // Vectors of a thread, of an eighth of a column of the state each.
+            "STATE_VECTORS" => rows / 32,
             "SINGLE" => u32::from(self.name == "attention_single"),
             "NEOX" => self.variant & 1,
             "NORMS" => self.variant >> 1,
@@ -518,6 +533,7 @@ impl Instance {
                 Element::F32x2 => "vec2<f32>",
                 Element::U32 | Element::Weights => "u32",
                 Element::Row | Element::Tile | Element::Page => "vec2<u32>",
+                Element::Slot | Element::State => "vec4<u32>",
             };
             let _ = writeln!(
                 text,

@@ -1,6 +1,7 @@
 //! Keys and values of one sequence of tokens.
 
 mod attention;
+mod device;
 mod folder;
 mod recurrent;
 mod state;
@@ -14,6 +15,7 @@ use crate::kv::pool::KvPool;
 use crate::kv::prefix::{CachedToken, Prefix, PrefixKey, Stored};
 use crate::kv::{KvBytes, KvError, KvPart, KvPolicy, KvType};
 use crate::threads::PoolHandle;
+pub use device::{CellPlace, PagePlace, StatePage};
 use half::f16;
 use recurrent::States;
 pub(crate) use state::{KvCheckpoint, KvState};
@@ -38,23 +40,6 @@ pub(crate) struct SeqKv {
     pending: Vec<Pending>,
     /// State of recurrent layers, in addition to the page in their table.
     states: States,
-}
-
-/// Position of a layer in the pages of its group, and how its keys and values are stored; offsets
-/// are in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PagePlace {
-    /// Index of its group, and of the sequence's page table.
-    pub group: usize,
-    /// Offset of the keys' blocks, one per head.
-    pub keys: usize,
-    /// Offset of the values' blocks.
-    pub values: usize,
-    /// Precision of keys and of values.
-    pub types: [KvType; 2],
-    /// Whether keys, and values, are stored [transformed](crate::arch::Arch::hadamard).
-    pub transformed: [bool; 2],
 }
 
 /// A page that the running forward pass converts: its group, tier and number.
@@ -177,36 +162,6 @@ impl SeqKv {
     /// Precision of keys and values.
     pub(crate) fn policy(&self) -> KvPolicy {
         self.layout.policy
-    }
-
-    /// Position of each layer in pages of the first tier.
-    pub(crate) fn places(&self) -> impl Iterator<Item = PagePlace> {
-        let place = |at: &LayerAt| {
-            let ([keys, values], group) = (at.at[0], &self.layout.groups[at.group]);
-            // A GPU with memory of its own has nothing of what comes before.
-            let form = &group.forms[0];
-            let start = if form.on_host < form.page_bytes {
-                form.on_host
-            } else {
-                0
-            };
-            PagePlace {
-                group: at.group,
-                keys: keys.saturating_sub(start),
-                values: values.saturating_sub(start),
-                types: group.forms[0].types,
-                transformed: group.transformed,
-            }
-        };
-        self.layout.layers.iter().map(place)
-    }
-
-    /// For each group, the GPU addresses of its pages; 0 for pages that have left the window.
-    pub(crate) fn page_tables(&self) -> impl ExactSizeIterator<Item = impl Iterator<Item = u64>> {
-        let address = |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |page| page.address());
-        self.tables
-            .iter()
-            .map(move |table| table.iter().map(address))
     }
 
     /// An independent sequence that continues from the same point. Pages are shared until one of

@@ -11,8 +11,8 @@
 
 use crate::kv::error::KvError;
 use crate::kv::layout::N_FEEDS;
-use crate::kv::page::Page;
-use crate::kv::sequence::{KV_BLOCK, KvType, SeqKv, thin};
+use crate::kv::page::{Page, PageSize};
+use crate::kv::sequence::{KV_BLOCK, KvType, SeqKv, StatePage, thin};
 use crate::threads::PoolHandle;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,7 +33,8 @@ pub(super) struct States {
     pos: usize,
     /// State at the position from which on all inputs are kept.
     base: Option<(usize, Option<Arc<Page>>)>,
-    /// Inputs of the last tokens; row `i` has those of the position `p` with `p % N_FEEDS == i`.
+    /// Inputs of the last tokens, `(N_FEEDS, n_feed)` for each recurrence; row `i` has those of the
+    /// position `p` with `p % N_FEEDS == i`.
     feeds: Option<Arc<Page>>,
     /// Output of the running forward pass: its final state, and those for checkpoints.
     next: Option<Arc<Page>>,
@@ -126,8 +127,8 @@ impl SeqKv {
         let Some(recurrences) = &layout.recurrences else {
             return Ok(());
         };
-        let [state_bytes, feed_bytes] = recurrences.bytes();
-        let types = |bytes: usize| [(KvType::F32, bytes as u64), (KvType::F32, 0)];
+        let [state_size, feed_size] = recurrences.sizes();
+        let types = |size: PageSize| [(KvType::F32, size.bytes as u64), (KvType::F32, 0)];
         let (begin, end) = (self.states.pos, self.len + n);
         self.states.copies.clear();
         // The page of the base is reused if it is not shared.
@@ -135,7 +136,7 @@ impl SeqKv {
         let spare = self.states.next.take().or(base);
         self.states.next = match spare.map(|mut page| (Arc::get_mut(&mut page).is_some(), page)) {
             Some((true, page)) => Some(page),
-            _ => Some(self.new_page(state_bytes, types(state_bytes))?),
+            _ => Some(self.new_page(state_size, types(state_size))?),
         };
         if self
             .states
@@ -143,10 +144,11 @@ impl SeqKv {
             .as_mut()
             .is_none_or(|page| Arc::get_mut(page).is_none())
         {
-            let mut page = self.new_page(feed_bytes, types(feed_bytes))?;
+            let mut page = self.new_page(feed_size, types(feed_size))?;
             if let (Some(from), Some(to)) = (&self.states.feeds, Arc::get_mut(&mut page))
                 && begin < self.len
             {
+                to.copy_on_device(from)?;
                 to.values_mut::<u8>().copy_from_slice(from.values());
             }
             self.states.feeds = Some(page);
@@ -166,7 +168,7 @@ impl SeqKv {
                 stops.sort_unstable();
             }
             for pos in stops {
-                let Ok(page) = self.new_page(state_bytes, types(state_bytes)) else {
+                let Ok(page) = self.new_page(state_size, types(state_size)) else {
                     break;
                 };
                 self.states.copies.push((pos, page));
@@ -189,12 +191,9 @@ impl SeqKv {
             .recurrences
             .as_ref()
             .expect("a layout with recurrences");
-        let (at, of_row, n_row) = (
-            &recurrences.states[cell],
-            &recurrences.feeds[cell],
-            recurrences.n_feed(),
-        );
-        let (n_feed, n) = (of_row.len(), feeds.len() / of_row.len());
+        let (at, feeds_at) = (&recurrences.states[cell], &recurrences.feeds[cell]);
+        let n_feed = feeds_at.len() / N_FEEDS;
+        let n = feeds.len() / n_feed;
         let States {
             pos: begin,
             feeds: kept,
@@ -211,11 +210,11 @@ impl SeqKv {
             .as_mut()
             .and_then(Arc::get_mut)
             .expect("pages are reserved");
-        let kept = kept
+        let kept = &mut kept
             .as_mut()
             .and_then(Arc::get_mut)
             .expect("pages are reserved")
-            .values_mut::<f32>();
+            .values_mut::<f32>()[feeds_at.clone()];
         let state = &mut next.values_mut::<f32>()[at.clone()];
         match self.tables[recurrences.table]
             .first()
@@ -238,7 +237,7 @@ impl SeqKv {
             }
         };
         for pos in *begin..self.len {
-            run(state, &kept[pos % N_FEEDS * n_row..][of_row.clone()], None);
+            run(state, &kept[pos % N_FEEDS * n_feed..][..n_feed], None);
             copy(pos + 1, state);
         }
         let mut row = 0;
@@ -252,8 +251,32 @@ impl SeqKv {
             .enumerate()
             .skip(n.saturating_sub(N_FEEDS))
         {
-            kept[(self.len + row) % N_FEEDS * n_row..][of_row.clone()].copy_from_slice(feed);
+            kept[(self.len + row) % N_FEEDS * n_feed..][..n_feed].copy_from_slice(feed);
         }
+    }
+
+    /// Pages of the running forward pass over `n` tokens, for a device: the state that it begins with;
+    /// the inputs, with the position of its first token; the pages that states are written to, by
+    /// their positions, the last of which is its end. None without recurrences.
+    pub(crate) fn state_pages(&self, n: usize) -> impl Iterator<Item = StatePage> {
+        let States {
+            pos,
+            feeds,
+            next,
+            copies,
+            ..
+        } = &self.states;
+        let at = |pos: usize, page: Option<&Arc<Page>>| StatePage {
+            pos,
+            address: page.map_or(0, |page| page.address()),
+        };
+        let copies = copies.iter().map(move |(pos, page)| at(*pos, Some(page)));
+        let pages = [at(*pos, self.state_at(*pos)), at(self.len, feeds.as_ref())]
+            .into_iter()
+            .chain(copies)
+            .chain([at(self.len + n, next.as_ref())]);
+        let recurrences = self.layout.recurrences.iter();
+        recurrences.flat_map(move |_| pages.clone())
     }
 
     /// Commits the state at the end of the forward pass.

@@ -5,7 +5,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 use ruvllm::Model;
-use ruvllm::gguf::{Gguf, Value, Writer};
+use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::quant::{DType, MXFP4_VALUES};
 
 pub(crate) const N_EMBD: usize = 64;
@@ -56,6 +56,13 @@ impl Parts {
 
     pub(crate) fn remove_tensor(&mut self, name: &str) {
         self.tensors.retain(|t| t.0 != name);
+    }
+
+    /// Removes the attention of all layers.
+    fn without_attention(&mut self) {
+        let of_attention = |part: &str| part.starts_with("attn_") && part != "attn_norm.weight";
+        self.tensors
+            .retain(|t| !t.0.splitn(3, '.').nth(2).is_some_and(of_attention));
     }
 
     pub(crate) fn rename_tensor(&mut self, from: &str, to: &str) {
@@ -363,6 +370,74 @@ impl Tiny {
                 p.bias(&name(part), n * N_EXPERT);
                 p.reshape(&name(&format!("{part}.bias")), &[n as u64, N_EXPERT as u64]);
             }
+        }
+        p
+    }
+
+    /// Attention, and a gated short convolution.
+    pub(crate) fn lfm2(dtype: DType) -> Parts {
+        let mut p = Tiny::Llama.parts(dtype);
+        p.metadata
+            .iter_mut()
+            .for_each(|(key, _)| *key = key.replacen("llama.", "lfm2.", 1));
+        p.set("general.architecture", "lfm2");
+        p.set(
+            "lfm2.attention.head_count_kv",
+            Array::U32(vec![N_KV as u32, 0]),
+        );
+        p.set("lfm2.shortconv.l_cache", 3u32);
+        p.without_attention();
+        for part in ["attn_q_norm", "attn_k_norm"] {
+            p.norm(&format!("blk.0.{part}"), HEAD);
+        }
+        for (part, heads) in [("attn_q", N_HEAD), ("attn_k", N_KV), ("attn_v", N_KV)] {
+            p.matrix(&format!("blk.0.{part}"), N_EMBD, &[heads * HEAD], dtype);
+        }
+        p.matrix("blk.0.attn_output", N_HEAD * HEAD, &[N_EMBD], dtype);
+        p.matrix("blk.1.shortconv.in_proj", N_EMBD, &[3 * N_EMBD], dtype);
+        p.matrix("blk.1.shortconv.conv", 3, &[N_EMBD], DType::F32);
+        p.matrix("blk.1.shortconv.out_proj", N_EMBD, &[N_EMBD], dtype);
+        p
+    }
+
+    /// Gated delta rules alone, whose heads of keys and of values have different widths.
+    pub(crate) fn qwen35(dtype: DType) -> Parts {
+        let (n_inner, n_key, n_group) = (64, 24, 2);
+        let mut p = Tiny::Llama.parts(dtype);
+        p.metadata
+            .iter_mut()
+            .for_each(|(key, _)| *key = key.replacen("llama.", "qwen35.", 1));
+        p.set("general.architecture", "qwen35");
+        p.set(
+            "qwen35.attention.recurrent_layers",
+            Array::Bool(vec![true; N_LAYER]),
+        );
+        for (key, n) in [
+            ("conv_kernel", 4),
+            ("inner_size", n_inner),
+            ("state_size", n_key),
+            ("group_count", n_group),
+            ("time_step_rank", N_HEAD),
+        ] {
+            p.set(&format!("qwen35.ssm.{key}"), n as u32);
+        }
+        p.without_attention();
+        for i in 0..N_LAYER {
+            let name = |part: &str| format!("blk.{i}.{part}");
+            let n_channel = 2 * n_group * n_key + n_inner;
+            p.rename_tensor(
+                &name("ffn_norm.weight"),
+                &name("post_attention_norm.weight"),
+            );
+            p.matrix(&name("attn_qkv"), N_EMBD, &[n_channel], dtype);
+            p.matrix(&name("attn_gate"), N_EMBD, &[n_inner], dtype);
+            p.matrix(&name("ssm_conv1d"), 4, &[n_channel], DType::F32);
+            p.matrix(&name("ssm_alpha"), N_EMBD, &[N_HEAD], dtype);
+            p.matrix(&name("ssm_beta"), N_EMBD, &[N_HEAD], dtype);
+            p.matrix(&name("ssm_out"), n_inner, &[N_EMBD], dtype);
+            p.vector(&name("ssm_a"), &[-0.2, -0.5, -1.0, -2.0]);
+            p.vector(&name("ssm_dt.bias"), &[-1.0, 0.0, 0.5, 1.0]);
+            p.norm(&name("ssm_norm"), n_inner / N_HEAD);
         }
         p
     }
