@@ -8,7 +8,10 @@
 
 mod adapters;
 mod attention;
+mod choices;
 mod experts;
+mod heads;
+mod latent;
 mod shape;
 
 pub use shape::Shape;
@@ -23,7 +26,7 @@ use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{LayerSpec, Mixer};
 use crate::layers::layer::weights::{FeedForward, Layer};
-use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::norm::spec::NormKind;
 use crate::layers::norm::weights::Norm;
 use crate::layers::unsupported::Unsupported;
 use crate::lora::Adapter;
@@ -64,6 +67,10 @@ pub enum Name<'m> {
 pub enum Input {
     /// Tokens of all rows.
     Tokens,
+    /// Positions of all rows.
+    Positions,
+    /// Factors on the queries of rows in a layer, by its index.
+    Temperatures(Set, usize),
     /// Indices of the rows with outputs.
     OutputRows,
     /// Position of each row, and index of its page table.
@@ -76,12 +83,17 @@ pub enum Input {
     Tiles(Set, u32),
     /// Terms of experts, see [`Plan::terms`].
     AdmissionConfig,
+    /// The numbers below this one, for each row of the batch.
+    Heads(u32),
 }
 
 /// Results of kernels, with llama.cpp's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Intermediate {
+    /// Embeddings before their norm, and of positions.
+    Embedded,
+    Positions,
     /// Residual stream. The host writes it if the CPU has computed the first layers.
     X(Set),
     Normed(Set),
@@ -93,18 +105,47 @@ pub enum Intermediate {
     /// Partial results per split of keys.
     Partial,
     KqvOut,
+    KqvNormed,
     AttnOut,
+    /// Queries with gates, as they come from one matrix.
+    QGate,
+    /// Gates of the output of attention.
+    AttnGate,
+    /// Of latent attention: low-rank queries, before and after their norm; heads as they come from
+    /// their matrix.
+    QLow,
+    QLowNormed,
+    QWhole,
+    /// Latents with rotated parts of keys; both apart, latents before and after their norm.
+    KvLow,
+    KvLatent,
+    KvNormed,
+    KRotated,
+    /// Keys and values of all heads, as they come from one matrix.
+    KvWhole,
+    /// What each head's matrix is multiplied by, and products; rows of each matrix.
+    HeadsIn,
+    HeadsOut,
+    HeadCounts,
+    HeadLists,
     /// Output of a branch, after its norm.
     Post,
     Gate,
     Up,
+    InnerNormed,
     FfnOut,
+    /// Of a dense layer beside a mixture, and the mixture's input.
+    DenseOut,
+    BesideIn(Set),
     Router,
     Chosen,
     ExpertWeights,
     /// Rows of each expert: their number, and their indices.
     ExpertCounts,
     ExpertLists,
+    ExpertIn,
+    /// Gates, then ups of experts.
+    GateUp,
     ExpertOut,
     SharedOut,
     SharedGate,
@@ -215,6 +256,8 @@ impl RowSet {
 static NO_SINKS: [f32; MAX_HEADS] = [-1e30; MAX_HEADS];
 /// Expert biases for files without them.
 static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
+/// Weights of norms that have none, or others for each head.
+static ONES: [f32; MAX_VALUES as usize] = [1.0; MAX_VALUES as usize];
 /// Most query heads of a layer.
 const MAX_HEADS: usize = 1024;
 
@@ -286,6 +329,8 @@ struct Planner<'m, 'b> {
     first_values: Vec<Vec<usize>>,
     /// Rows still being computed.
     rows: RowSet,
+    /// Rows and number of heads for which products of each head have lists already.
+    heads_listed: Option<(Set, u32)>,
     /// A branch that is not yet added to the residual stream, and its factor.
     pending: Option<(Name<'m>, f32)>,
 }
@@ -315,6 +360,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                     .sum(),
             )?,
             rows: RowSet::new(Set::All, batch.slots)?,
+            heads_listed: None,
             pending: None,
         })
     }
@@ -389,9 +435,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             hyper: _,
             residual_scores: _,
             per_layer: _,
-            position_embd: _,
+            position_embd,
             token_types: _,
-            embd_norm: _,
+            embd_norm,
             stacks: _,
             layers,
             output_norm,
@@ -408,17 +454,22 @@ impl<'m, 'b> Planner<'m, 'b> {
         }
         let outputs = RowSet::new(Set::Outputs, batch.slots)?;
         if batch.hidden.is_empty() {
-            let args = EmbedArgs {
-                n_embd: self.n_embd()?,
-                n_vocab: size(n_vocab)?,
-                n_rows: self.rows.n,
-                row_bytes: size(token_embd.row_bytes())?,
-                scale: embd_scale,
+            let x = match embd_norm {
+                Some(_) => Left(Intermediate::Embedded),
+                None => self.x(),
             };
-            let (table, format) = self.weight(token_embd)?;
-            let buffers = [table, (Name::Input(Input::Tokens), 0), (self.x(), 0)];
-            self.push((&EMBED, format, 0), &args, &buffers, None);
-            self.embed_terms(token_embd)?;
+            self.look_up(token_embd, Input::Tokens, embd_scale, x)?;
+            self.embed_terms(token_embd, x)?;
+            if let Some(table) = position_embd {
+                let positions = Left(Intermediate::Positions);
+                self.look_up(table, Input::Positions, 1.0, positions)?;
+                let n = size(self.rows.n as usize * self.h.n_embd)?;
+                let args = AddScaledArgs { n, scale: 1.0 };
+                self.plain(&ADD_SCALED, &args, &[x, positions]);
+            }
+            if let Some(norm) = embd_norm {
+                self.norm(norm, self.h.norm_eps, x, self.x())?;
+            }
         }
         for i in first_layer..n_layer {
             let last = i + 1 == n_layer;
@@ -446,6 +497,27 @@ impl<'m, 'b> Planner<'m, 'b> {
             self.plain(&FINISH_LOGITS, &args, &[Left(Intermediate::Logits)]);
         }
         Ok(self.plan)
+    }
+
+    /// Looks up rows of a table of embeddings.
+    fn look_up(
+        &mut self,
+        table: &Weight,
+        indices: Input,
+        scale: f32,
+        x: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let args = EmbedArgs {
+            n_embd: self.n_embd()?,
+            n_vocab: size(table.n_out)?,
+            n_rows: self.rows.n,
+            row_bytes: size(table.row_bytes())?,
+            scale,
+        };
+        let (rows, format) = self.weight(table)?;
+        let buffers = [rows, (Name::Input(indices), 0), (x, 0)];
+        self.push((&EMBED, format, 0), &args, &buffers, None);
+        Ok(())
     }
 
     /// Buffer of a matrix, and the format of its kernels.
@@ -508,12 +580,29 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Norm of rows.
-    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
+    /// RMS norm of rows, which are as long as its weights.
+    fn row_norm(
+        &mut self,
+        w: &'m [f32],
+        eps: f32,
+        x: Name<'m>,
+        y: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let args = NormArgs {
+            n: size(w.len())?,
+            n_rows: self.rows.n,
+            eps,
+        };
+        self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), y]);
+        Ok(())
+    }
+
+    /// Norm of rows of the residual stream or of a branch.
+    fn norm(&mut self, norm: &'m Norm, eps: f32, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
         let args = NormArgs {
             n: self.n_embd()?,
             n_rows: self.rows.n,
-            eps: self.h.norm_eps,
+            eps,
         };
         let w = Name::Constant(&norm.w);
         match self.h.norm {
@@ -532,7 +621,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
         match (self.pending.take(), norm) {
             (None, None) => return Ok(x),
-            (None, Some(norm)) => self.norm(norm, x, normed)?,
+            (None, Some(norm)) => self.norm(norm, eps, x, normed)?,
             (Some((branch, scale)), None) => {
                 let n = size(n_rows as usize * self.h.n_embd)?;
                 self.plain(&ADD_SCALED, &AddScaledArgs { n, scale }, &[x, branch]);
@@ -561,21 +650,22 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(normed)
     }
 
-    /// Stores a branch, after its norm if there is one, as pending.
+    /// Stores a branch of a layer, after its norm if there is one, as pending.
     fn leave(
         &mut self,
         branch: Intermediate,
         norm: Option<&'m Norm>,
-        scale: f32,
+        spec: &LayerSpec,
     ) -> Result<(), GpuError> {
         let branch = match norm {
             Some(norm) => {
-                self.norm(norm, Left(branch), Left(Intermediate::Post))?;
+                let eps = spec.post_norm_eps.unwrap_or(self.h.norm_eps);
+                self.norm(norm, eps, Left(branch), Left(Intermediate::Post))?;
                 Intermediate::Post
             }
             None => branch,
         };
-        self.pending = Some((Left(branch), scale));
+        self.pending = Some((Left(branch), spec.residual_scale));
         Ok(())
     }
 
@@ -611,10 +701,10 @@ impl<'m, 'b> Planner<'m, 'b> {
             attn: weights,
             compressed: _,
             recurrent: _, // this and what is not named is in `supports`
-            post_attn_norm,
-            ffn_norm,
+            post_attn_norm: _,
+            ffn_norm: _,
             ffn,
-            post_ffn_norm,
+            post_ffn_norm: _,
             per_layer: _,
             alt_up: _,
             output_scale: _,
@@ -647,10 +737,18 @@ impl<'m, 'b> Planner<'m, 'b> {
             relative: _,
         } = weights;
         let mut normed = self.enter(attn_norm.as_ref())?;
+        let moe_norm = match ffn {
+            FeedForward::Beside(beside) => beside.moe_norm.as_ref(),
+            _ => None,
+        };
+        if let Some(norm) = moe_norm {
+            let input = Left(Intermediate::BesideIn(self.rows.set));
+            self.norm(norm, self.h.norm_eps, self.x(), input)?;
+        }
         let outputs = outputs.filter(|outputs| outputs.n < self.rows.n);
         // Beside keys and values, whose products have the same input.
         if outputs.is_none() {
-            self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
+            self.queries(attn, weights, normed)?;
         }
         self.keys_values(i, attn, weights, normed)?;
         if let Some(outputs) = outputs {
@@ -664,33 +762,15 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.gather(normed, Intermediate::Normed(Set::Outputs), outputs.n)?;
                 normed = Left(Intermediate::Normed(Set::Outputs));
             }
+            if moe_norm.is_some() {
+                let to = Intermediate::BesideIn(Set::Outputs);
+                self.gather(Left(Intermediate::BesideIn(Set::All)), to, outputs.n)?;
+            }
             self.rows = outputs.clone();
             self.plan.outputs = Set::Outputs;
-            self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
+            self.queries(attn, weights, normed)?;
         }
         self.attention(i, attn, weights)?;
-        self.leave(
-            Intermediate::AttnOut,
-            post_attn_norm.as_ref(),
-            spec.residual_scale,
-        )?;
-        let input = if spec.norms == Norms::Shared {
-            self.enter(None)?;
-            normed
-        } else {
-            self.enter(ffn_norm.as_ref())?
-        };
-        match ffn {
-            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
-            FeedForward::Moe(moe) => self.experts(moe, input)?,
-            FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {
-                return Err(refused(format!("layer {i} without a feed-forward layer")));
-            }
-        }
-        self.leave(
-            Intermediate::FfnOut,
-            post_ffn_norm.as_ref(),
-            spec.residual_scale,
-        )
+        self.feed_forward_branch(i, spec, w, normed)
     }
 }

@@ -1,7 +1,9 @@
 //! How much a submission may contain: systems stop a GPU that computes one for some seconds, and show
 //! nothing meanwhile.
 
-use crate::gpu::kernels::{AttentionArgs, Dispatch, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS};
+use crate::gpu::kernels::{
+    AttentionArgs, Dispatch, MatmulExpertsArgs, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS,
+};
 
 /// Seconds of a submission, a half of what it may take.
 const SECONDS: f64 = 0.25;
@@ -43,8 +45,12 @@ pub(super) fn operations(dispatch: &Dispatch) -> f64 {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
             [a.n_in, a.n_out, a.n_rows]
         }
-        "matvec_experts" | "matmul_experts" => {
+        "matvec_experts" => {
             let a: MatvecExpertsArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_in, a.n_out, a.n_chosen]
+        }
+        "matmul_experts" => {
+            let a: MatmulExpertsArgs = bytemuck::pod_read_unaligned(args);
             [a.n_in, a.n_out, a.n_chosen]
         }
         "attention_prompt" => {
