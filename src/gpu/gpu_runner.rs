@@ -364,6 +364,28 @@ impl<G: Gpu> GpuRunner<G> {
         match input {
             Input::Tokens => bytemuck::cast_slice(batch.tokens).to_vec(),
             Input::AdmissionConfig => bytemuck::cast_slice(&planned.terms).to_vec(),
+            Input::Positions => u32s(
+                batch
+                    .slots
+                    .iter()
+                    .flat_map(|slot| slot.pos..slot.pos + slot.rows.len())
+                    .map(|position| position as u32)
+                    .collect(),
+            ),
+            Input::Temperatures(set, layer) => {
+                let attn = self.model.hparams().layers[layer].attention();
+                let temperature = attn.and_then(|attn| attn.temperature);
+                let factors = batch.slots.iter().flat_map(|slot| {
+                    let position = |row: usize| slot.pos + row - slot.rows.start;
+                    let factor = move |row| temperature.map_or(1.0, |t| t.at(position(row)));
+                    rows_of(slot, set).map(factor)
+                });
+                bytemuck::cast_slice(&factors.collect::<Vec<f32>>()).to_vec()
+            }
+            Input::Heads(n) => {
+                let n_rows = batch.slots.iter().map(|slot| slot.rows.len()).sum();
+                u32s((0..n_rows).flat_map(|_| 0..n).collect())
+            }
             Input::OutputRows => u32s(rows(Set::Outputs).map(|row| row as u32).collect()),
             Input::Rows(set) => {
                 let mut table = 0;

@@ -1,14 +1,13 @@
 //! Models for whose passes there are kernels.
 
-use crate::layers::activation::spec::Activation;
 use crate::layers::attention::spec::{AttnSpec, QkNorm};
 use crate::layers::conv::spec::ConvSpec;
 use crate::layers::dense_ffn::spec::DenseSpec;
 use crate::layers::gated_delta::spec::DeltaSpec;
 use crate::layers::hparams::Hparams;
-use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer, OutputScale};
+use crate::layers::layer::spec::{FfnSpec, LayerSpec, Mixer};
 use crate::layers::mamba2::spec::Mamba2Spec;
-use crate::layers::moe::spec::{Gating, MoeSpec, SharedSpec};
+use crate::layers::moe::spec::{Gating, MoeSpec};
 use crate::layers::norm::spec::{NormKind, Norms};
 use crate::layers::recurrent::spec::RecurrentSpec;
 use crate::layers::unsupported::{Unsupported, refuse};
@@ -31,9 +30,9 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         embd_scale: _,
         token_types,
         final_norm: _,
-        embd_norm,
+        embd_norm: _,
         embd_norm_plain: _, // with such a norm
-        learned_positions,
+        learned_positions: _,
         logit_scale: _,
         final_softcap: _,
         head_bias: _,
@@ -64,9 +63,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
     refuse(&[
         (*n_loop > 1, "several loops over the layers"),
         (*is_mtp, "multi-token prediction"),
-        (*embd_norm, "a norm of embeddings"),
         (*token_types, "types of tokens"),
-        (*learned_positions, "learned positions"),
         (streams.is_some(), "several residual streams"),
         (hyper.is_some(), "hyper-connections"),
         (checkpoints.is_some(), "residual attention"),
@@ -83,31 +80,28 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         cross,
         ffn,
         norms,
-        post_norm_eps,
+        post_norm_eps: _,
         biases: _,
         residual_scale: _,
-        output_scale,
+        output_scale: _,
         embd_skip,
         ngrams: _, // with several streams
     } = spec;
     refuse(&[
-        (post_norm_eps.is_some(), "norms with several epsilons"),
         (*embd_skip, "embeddings that are added to layers"),
         (*cross, "attention to an encoder's memory"),
     ])?;
     match norms {
-        Norms::Before | Norms::BeforeFfn | Norms::After | Norms::Both | Norms::Shared => {}
+        Norms::Before
+        | Norms::BeforeFfn
+        | Norms::After
+        | Norms::Both
+        | Norms::Shared
+        | Norms::Parallel => {}
         Norms::None => return Err(Unsupported("norms of residual streams")),
         Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
-        Norms::Parallel => return Err(Unsupported("two norms of one residual stream")),
         Norms::Residual | Norms::OfStream => {
             return Err(Unsupported("norms of the residual stream"));
-        }
-    }
-    match output_scale {
-        OutputScale::None => {}
-        OutputScale::OfFile | OutputScale::Half => {
-            return Err(Unsupported("factors behind layers"));
         }
     }
     match mixer {
@@ -120,7 +114,8 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
     match ffn {
         FfnSpec::Dense(spec) => dense(spec),
         FfnSpec::Moe(spec) => mixture(spec),
-        FfnSpec::Both(..) | FfnSpec::Beside(..) => Err(Unsupported("mixtures beside dense layers")),
+        FfnSpec::Beside(spec, moe, _) => dense(spec).and_then(|()| mixture(moe)),
+        FfnSpec::Both(..) => Err(Unsupported("mixtures beside dense layers, with norms")),
         FfnSpec::None => Err(Unsupported("half layers")),
     }
 }
@@ -170,52 +165,47 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
         softcap: _,
         window: _,
         causal,
-        chunked,
+        chunked: _,
         rope: _,
         qk_norm,
-        q_gains,
+        q_gains: _,
         clip,
         value_scale,
         value_norm,
-        keys_as_values,
+        keys_as_values: _,
         shares_kv,
-        alibi,
+        alibi: _,
         relative,
         sinks: _,
-        temperature,
-        gated,
-        gate_in_q,
-        gate_by_head: _,  // with a gate
-        gate_softplus: _, // with a gate
-        sub_norm,
+        temperature: _,
+        gated: _,
+        gate_in_q: _,
+        gate_by_head: _,
+        gate_softplus: _,
+        sub_norm: _,
         latent,
         index,
     } = spec;
     match qk_norm {
-        None | Some(QkNorm::PerHead | QkNorm::Full) => {}
-        Some(QkNorm::PerHeadRotated | QkNorm::PlainRotated) => {
-            return Err(Unsupported("norms of rotated queries and keys"));
-        }
-        Some(QkNorm::RmsByHead) => return Err(Unsupported("norms of each query and key head")),
-        Some(QkNorm::LayerByHead | QkNorm::LayerFull) => {
-            return Err(Unsupported("layer norms of queries and keys"));
-        }
+        None
+        | Some(
+            QkNorm::PerHead
+            | QkNorm::PerHeadRotated
+            | QkNorm::PlainRotated
+            | QkNorm::Full
+            | QkNorm::LayerFull
+            | QkNorm::LayerByHead
+            | QkNorm::RmsByHead,
+        ) => {}
     }
     refuse(&[
-        (clip.is_some(), "clamped queries, keys and values"),
-        (*q_gains, "factors on query heads"),
-        (*value_scale != 1.0, "a factor on values"),
-        (*value_norm, "norms of values"),
-        (*keys_as_values, "keys that serve as values"),
+        (
+            latent.is_some() && (clip.is_some() || *value_scale != 1.0 || *value_norm),
+            "latent attention whose keys and values are changed",
+        ),
         (*shares_kv, "keys and values of other layers"),
-        (alibi.is_some(), "ALiBi"),
         (relative.is_some(), "biases by the distance of positions"),
-        (temperature.is_some(), "attention temperature"),
-        (*gated || *gate_in_q, "gated attention"),
         (!*causal, "attention to later tokens"),
-        (*chunked, "attention in chunks"),
-        (*sub_norm, "norms before output matrices"),
-        (latent.is_some(), "latent attention"),
         (index.is_some(), "attention to chosen positions"),
     ])
 }
@@ -223,16 +213,12 @@ fn attention(spec: &AttnSpec) -> Result<(), Unsupported> {
 fn dense(spec: &DenseSpec) -> Result<(), Unsupported> {
     let DenseSpec {
         n_ff: _,
-        activation,
+        activation: _,
         fused: _,
         sparsity,
-        sub_norm,
+        sub_norm: _,
     } = spec;
-    activates(*activation)?;
-    refuse(&[
-        (sparsity.is_some(), "sparse activations"),
-        (*sub_norm, "norms before output matrices"),
-    ])
+    refuse(&[(sparsity.is_some(), "sparse activations")])
 }
 
 fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
@@ -240,66 +226,33 @@ fn mixture(spec: &MoeSpec) -> Result<(), Unsupported> {
         n_expert: _,
         n_used: _,
         n_ff: _,
-        activation,
+        activation: _,
         gating,
         by_token,
         bias: _,
         groups: _, // by their number, where a pass is planned
         normalise: _,
         scale: _,
-        routes_early,
+        routes_early: _,
         router_norm,
         output_scales,
-        weighs_inputs,
-        fused,
+        weighs_inputs: _,
+        fused: _,
         latent,
         latent_norm: _, // with such a vector
         adjugate,
-        shared,
+        shared: _,
     } = spec;
-    activates(*activation)?;
     match gating {
         Gating::Softmax | Gating::SoftmaxAfterTopK | Gating::Sigmoid => {}
         Gating::SqrtSoftplus => return Err(Unsupported("a router of roots of softplus")),
         Gating::SparseMixer => return Err(Unsupported("the SparseMixer router")),
     }
-    if let Some(SharedSpec {
-        n_ff: _,
-        gated: _,
-        activation: Some(activation),
-    }) = shared
-    {
-        activates(*activation)?;
-    }
     refuse(&[
         (*by_token, "experts by token"),
-        (*routes_early, "a router that reads the layer's input"),
         (*router_norm, "a norm of the router's input"),
         (*output_scales, "factors on the outputs of experts"),
-        (*weighs_inputs, "experts with weighed inputs"),
-        (*fused, "experts whose gate and up are one matrix"),
         (latent.is_some(), "experts of a latent vector"),
         (adjugate.is_some(), "adjugate experts"),
     ])
-}
-
-fn activates(activation: Activation) -> Result<(), Unsupported> {
-    match activation {
-        Activation::SwiGlu
-        | Activation::GeGlu
-        | Activation::Gelu
-        | Activation::SquaredRelu
-        | Activation::SwiGluOai => Ok(()),
-        Activation::SwiGluClamped { .. } | Activation::SwiGluClampedAfter { .. } => {
-            Err(Unsupported("clamped SwiGLU"))
-        }
-        Activation::ReGlu
-        | Activation::Relu
-        | Activation::GeGluErf
-        | Activation::GeluErf
-        | Activation::Situ { .. }
-        | Activation::Xielu { .. } => Err(Unsupported(
-            "the activation ReLU, ReGLU, SiTU, xIELU, or GELU by the error function",
-        )),
-    }
 }

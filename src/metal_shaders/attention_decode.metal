@@ -4,7 +4,8 @@
 #include "attention.h"
 
 // Writes for each head and split the weighted sum of values, the largest score and the sum of weights: `partial` is
-// `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the largest head width, 128, 256 or 512.
+// `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the largest head width, 128, 256, 512 or, with up to
+// 512 values, 576.
 template <uint D>
 kernel void attention_decode(device const float* q [[buffer(0)]],
                              device const Row* rows [[buffer(1)]],
@@ -15,7 +16,8 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
                              uint t [[thread_index_in_threadgroup]],
                              uint simdgroup [[simdgroup_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint G = 1024 / D, WIDE = D / 128, MINE = (G + 3) / 4;
+    // Query heads, vectors of a lane, heads of a simdgroup's softmax.
+    constexpr uint G = 1024 / (D < 512 ? D : 512), WIDE = D / 128, MINE = (G + 3) / 4;
     threadgroup float4 query_vectors[G * D / 4];
     threadgroup float scores[G * PAGE_POSITIONS];
     threadgroup float shrink[G];
@@ -23,7 +25,7 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
     static_assert((2 * G * D + G * PAGE_POSITIONS + G) * sizeof(float) <= THREADGROUP_MEMORY, "threadgroup memory");
 
     threadgroup float* queries = (threadgroup float*)query_vectors;
-    const uint row = group.z, pos = rows[row].pos, seen = first_seen(pos, p.window);
+    const uint row = group.z, pos = rows[row].pos, seen = first_seen(pos, p.window, p.chunked);
     const uint split = seen / SPLIT + group.x;
     const uint start = max(seen, split * SPLIT), stop = min(pos + 1, (split + 1) * SPLIT);
     if (start >= stop) return; // all threads alike
@@ -38,8 +40,9 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     // For heads simdgroup, simdgroup + 4, ...
-    float largest[MINE], total[MINE];
+    float largest[MINE], total[MINE], slopes[MINE];
     for (uint i = 0; i < MINE; i++) {
+        slopes[i] = slope_of(head + simdgroup + 4 * i, p.n_head, p.alibi);
         largest[i] = MASKED;
         total[i] = 0.0f;
     }
@@ -77,7 +80,10 @@ kernel void attention_decode(device const float* q [[buffer(0)]],
             const uint g = simdgroup + 4 * i;
             if (g >= heads) break; // whole simdgroups
             threadgroup float* s = scores + g * PAGE_POSITIONS;
-            const float a = s[lane], b = s[lane + 32];
+            // Keys behind `pos` are masked.
+            const uint a_key = page * PAGE_POSITIONS + lane, b_key = a_key + 32;
+            const float a = s[lane] - slopes[i] * float(pos - min(a_key, pos));
+            const float b = s[lane + 32] - slopes[i] * float(pos - min(b_key, pos));
             const float new_largest = max(largest[i], simd_max(max(a, b)));
             const float weight_a = exp(a - new_largest), weight_b = exp(b - new_largest);
             const float factor = exp(largest[i] - new_largest);
@@ -144,7 +150,7 @@ kernel void attention_merge(device const float* partial [[buffer(0)]],
                             uint2 group [[threadgroup_position_in_grid]],
                             uint t [[thread_index_in_threadgroup]]) {
     const uint pos = rows[group.y].pos;
-    const uint n = pos / SPLIT - first_seen(pos, p.window) / SPLIT + 1, stride = p.head_dim_v + 2;
+    const uint n = pos / SPLIT - first_seen(pos, p.window, p.chunked) / SPLIT + 1, stride = p.head_dim_v + 2;
     const ulong head = ulong(group.y) * p.n_head + group.x;
     device const float* from = partial + head * p.n_splits * stride;
     float largest = sinks[group.x];
@@ -163,3 +169,4 @@ kernel void attention_merge(device const float* partial [[buffer(0)]],
 INSTANTIATE("attention_decode_128", attention_decode, 128)
 INSTANTIATE("attention_decode_256", attention_decode, 256)
 INSTANTIATE("attention_decode_512", attention_decode, 512)
+INSTANTIATE("attention_decode_576", attention_decode, 576)

@@ -11,7 +11,7 @@ struct Tile {
 };
 
 // `q` is `(n_rows, n_head, head_dim)`, `out` `(n_rows, n_head, head_dim_v)`; sinks as in `attention_merge`. `D` is the
-// largest head width, 128, 256 or 512.
+// largest head width, 128, 256, 512 or, with up to 512 values, 576.
 template <uint D>
 kernel void attention_prompt(device const float* q [[buffer(0)]],
                              device const Row* rows [[buffer(1)]],
@@ -38,7 +38,7 @@ kernel void attention_prompt(device const float* q [[buffer(0)]],
     const uint kv_head = head / (p.n_head / p.n_head_kv), table = rows[first].table;
     uint start = ~0u, stop = 0;
     for (uint i = 0; i < n_rows; i++) {
-        start = min(start, first_seen(rows[first + i].pos, p.window));
+        start = min(start, first_seen(rows[first + i].pos, p.window, p.chunked));
         stop = max(stop, rows[first + i].pos + 1);
     }
     for (uint i = t; i < ROWS * p.head_dim; i += 128) {
@@ -49,13 +49,14 @@ kernel void attention_prompt(device const float* q [[buffer(0)]],
     for (uint i = t; i < ROWS * 8; i += 128) factors[i] = 0.0f;
 
     const uint block = simdgroup / SHARE * 8, share = simdgroup % SHARE;
+    const float slope = slope_of(head, p.n_head, p.alibi);
     // For rows simdgroup * KEY_TILES + i, the same in all lanes.
     float largest[KEY_TILES], total[KEY_TILES];
     for (uint i = 0; i < KEY_TILES; i++) {
         largest[i] = MASKED;
         total[i] = 0.0f;
     }
-    // Columns (share * 16 + n) * 8 of eight rows.
+    // Columns (share * 16 + n) * 8 of eight rows: up to 512 values of a head.
     simdgroup_float8x8 sums[16];
     for (uint n = 0; n < 16; n++) sums[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     simdgroup_float8x8 factor;
@@ -117,13 +118,13 @@ kernel void attention_prompt(device const float* q [[buffer(0)]],
 
         for (uint i = 0; i < KEY_TILES; i++) {
             const uint row = simdgroup * KEY_TILES + i;
-            const uint pos = rows[first + min(row, n_rows - 1)].pos, seen = first_seen(pos, p.window);
+            const uint pos = rows[first + min(row, n_rows - 1)].pos, seen = first_seen(pos, p.window, p.chunked);
             threadgroup float* s = scores + row * PAGE_POSITIONS;
             const uint key = page * PAGE_POSITIONS + lane;
             const bool sees_a = row < n_rows && seen <= key && key <= pos;
             const bool sees_b = row < n_rows && seen <= key + 32 && key + 32 <= pos;
-            const float a = sees_a ? softcapped(s[lane], p.softcap) : MASKED;
-            const float b = sees_b ? softcapped(s[lane + 32], p.softcap) : MASKED;
+            const float a = sees_a ? softcapped(s[lane], p.softcap) - slope * float(pos - key) : MASKED;
+            const float b = sees_b ? softcapped(s[lane + 32], p.softcap) - slope * float(pos - key - 32) : MASKED;
             const float new_largest = max(largest[i], simd_max(max(a, b)));
             const float weight_a = sees_a ? exp(a - new_largest) : 0.0f;
             const float weight_b = sees_b ? exp(b - new_largest) : 0.0f;
@@ -205,3 +206,4 @@ kernel void attention_prompt(device const float* q [[buffer(0)]],
 INSTANTIATE("attention_prompt_128", attention_prompt, 128)
 INSTANTIATE("attention_prompt_256", attention_prompt, 256)
 INSTANTIATE("attention_prompt_512", attention_prompt, 512)
+INSTANTIATE("attention_prompt_576", attention_prompt, 576)

@@ -4,6 +4,8 @@
 
 // Most experts of a layer.
 constant constexpr uint MAX_EXPERTS = 512;
+// Most groups of experts.
+constant constexpr uint MAX_GROUPS = 32;
 
 // Lower bound of the sum that divides weights: the smallest normal f16.
 constant constexpr float MIN_WEIGHT_SUM = 6.1035156e-5f;
@@ -12,6 +14,8 @@ struct RouteArgs {
     uint n_rows;
     uint n_expert;
     uint n_used;
+    uint n_group;
+    uint n_group_used;
     uint gating;
     uint normalise;
     float scale;
@@ -33,7 +37,8 @@ kernel void route(device const float* router [[buffer(0)]],
                   uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float probabilities[MAX_EXPERTS];
     threadgroup float ranks[MAX_EXPERTS];
-    static_assert(2 * MAX_EXPERTS * sizeof(float) <= THREADGROUP_MEMORY, "threadgroup memory");
+    threadgroup float groups[MAX_GROUPS];
+    static_assert((2 * MAX_EXPERTS + MAX_GROUPS) * sizeof(float) <= THREADGROUP_MEMORY, "threadgroup memory");
     device const float* x = router + ulong(row) * p.n_expert;
     float largest = MASKED;
     for (uint e = lane; e < p.n_expert; e += 32) largest = max(largest, x[e]);
@@ -49,6 +54,33 @@ kernel void route(device const float* router [[buffer(0)]],
         ranks[e] = probabilities[e] + bias[e];
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (p.n_group > 1) {
+        // A group counts as much as its two best experts or, where ranks are probabilities, its best one.
+        const uint size = p.n_expert / p.n_group;
+        float best = MASKED, second = MASKED;
+        for (uint i = 0; lane < p.n_group && i < size; i++) {
+            const float rank = ranks[lane * size + i];
+            second = max(second, min(rank, best));
+            best = max(best, rank);
+        }
+        groups[lane] = p.gating == SOFTMAX || size == 1 ? best : best + second;
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        uint open = 0;
+        for (uint j = 0; j < p.n_group_used; j++) {
+            float most = 2.0f * MASKED;
+            uint index = 0;
+            for (uint g = 0; g < p.n_group; g++) {
+                if ((open >> g & 1) == 0 && groups[g] > most) {
+                    most = groups[g];
+                    index = g;
+                }
+            }
+            open |= 1u << index;
+        }
+        for (uint e = lane; e < p.n_expert; e += 32) {
+            if ((open >> e / size & 1) == 0) ranks[e] = MASKED;
+        }
+    }
 
     float chosen_sum = 0.0f;
     for (uint j = 0; j < p.n_used; j++) {

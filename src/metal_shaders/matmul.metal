@@ -94,6 +94,7 @@ kernel void matmul(device const uchar* w [[buffer(0)]],
 struct MatmulExpertsArgs {
     uint n_in;
     uint n_out;
+    uint n_rows;
     uint n_chosen;
     uint n_expert;
     uint choices_per_row;

@@ -79,7 +79,7 @@ kernel void append(device const float* keys [[buffer(0)]],
 }
 
 // Widest head.
-constant constexpr uint MAX_HEAD_DIM = 512;
+constant constexpr uint MAX_HEAD_DIM = 576;
 
 struct HadamardArgs {
     uint n;

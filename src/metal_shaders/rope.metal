@@ -1,10 +1,12 @@
-// Rotary positions, in place. The host computes cosines and sines of a pass's rows; a thread rotates one pair.
+// Rotary positions, in place, of `n_dims` dimensions of each head from `first` on. The host computes cosines and sines of a
+// pass's rows; a thread rotates one pair.
 #include "common.h"
 
 struct RopeArgs {
     uint n_rows;
     uint n_head;
     uint head_dim;
+    uint first;
     uint n_dims;
 };
 
@@ -23,7 +25,7 @@ kernel void rope_norm(device float* x [[buffer(0)]],
                       uint t [[thread_index_in_threadgroup]]) {
     const uint n = p.n_dims / 2, i = group.x * 128 + t, head = i / n, pair = i % n;
     if (head >= p.n_head) return;
-    device float* at = x + (ulong(group.y) * p.n_head + head) * p.head_dim;
+    device float* at = x + (ulong(group.y) * p.n_head + head) * p.head_dim + p.first;
     rotate_pair(at, 2 * pair, 2 * pair + 1, angles[ulong(group.y) * n + pair]);
 }
 
@@ -35,6 +37,6 @@ kernel void rope_neox(device float* x [[buffer(0)]],
                       uint t [[thread_index_in_threadgroup]]) {
     const uint n = p.n_dims / 2, i = group.x * 128 + t, head = i / n, pair = i % n;
     if (head >= p.n_head) return;
-    device float* at = x + (ulong(group.y) * p.n_head + head) * p.head_dim;
+    device float* at = x + (ulong(group.y) * p.n_head + head) * p.head_dim + p.first;
     rotate_pair(at, pair, pair + n, angles[ulong(group.y) * n + pair]);
 }

@@ -1,7 +1,7 @@
     // The part of a workgroup: a row, a split of its keys, heads of the queries.
     let row = rows[p.rows_at + group.z];
     let pos = row.x;
-    let seen = first_seen(pos, p.window);
+    let seen = first_seen(pos);
     let split = seen / SPLIT + group.x;
     let start = max(seen, split * SPLIT);
     let stop = min(pos + 1u, (split + 1u) * SPLIT);
@@ -25,5 +25,6 @@
     // Head of a thread in the softmax, with the same numbers in all of its threads.
     let team = 128u / $Gu;
     let my_head = t / team;
+    let slope = slope_of(kv_head * n_group + chunk * $Gu + my_head);
     var largest = MASKED;
     var total = 0.0;

@@ -4,11 +4,7 @@
 
 // Positions per split of the keys. Splits begin at multiples of this, wherever a sequence ends.
 const SPLIT: u32 = 128u;
-
-// First position that a row at `pos` sees: 0, or that of the last `window` positions if `window` is not 0.
-fn first_seen(pos: u32, window: u32) -> u32 {
-    return select(0u, pos + 1u - window, window != 0u && pos + 1u > window);
-}
+//! use scores
 
 // A sum of weighted values over the sum of weights.
 fn weighted(sum: f32, total: f32) -> f32 {
@@ -22,7 +18,7 @@ fn weighted(sum: f32, total: f32) -> f32 {
 //! use pages slabs
 
 // Queries of G heads as vectors, then the sums of values.
-var<workgroup> vectors: array<vec4<f32>, 256>;
+var<workgroup> vectors: array<vec4<f32>, $VECTORS>;
 // Products of a half of each key's columns, `(2, G, 64)`, then in the first half scores and weights.
 var<workgroup> scores: array<f32, 1024>;
 // A number of each thread.
@@ -32,7 +28,8 @@ var<workgroup> shrinks: array<f32, $G>;
 var<workgroup> ends: array<vec2<f32>, $G>;
 
 // Writes for each head and split the weighted sum of values, the largest score and the sum of weights: `partial` is
-// `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the largest head width, 128, 256 or 512.
+// `(n_rows, n_head, n_splits, head_dim_v + 2)`. `D` is the largest head width, 128, 256, 512 or, with up to
+// 512 values, 576.
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
 //! include attention_begin
@@ -101,7 +98,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let at = my_head * 64u + i;
             var score = MASKED;
             if (low <= i && i < high) {
-                score = softcapped(scores[at] + scores[$Gu * 64u + at], p.softcap);
+                score = score_of(scores[at] + scores[$Gu * 64u + at], slope, pos - page * PAGE_POSITIONS - i);
             }
             scores[at] = score;
             most = max(most, score);
@@ -183,7 +180,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let pos = rows[p.rows_at + group.y].x;
-    let n = pos / SPLIT - first_seen(pos, p.window) / SPLIT + 1u;
+    let n = pos / SPLIT - first_seen(pos) / SPLIT + 1u;
     let stride = p.head_dim_v + 2u;
     let head = group.y * p.n_head + group.x;
     let at = p.partial_at + head * p.n_splits * stride;

@@ -3,7 +3,7 @@
 //! use pages
 
 // Queries of G heads as vectors, then the sums of values.
-var<workgroup> vectors: array<vec4<f32>, 128>;
+var<workgroup> vectors: array<vec4<f32>, $VECTORS>;
 // Products of four parts of each key's columns, `(G, 64)`; then the first number of four is a score, and a weight.
 var<workgroup> scores: array<vec4<f32>, $SCORES>;
 // Sums of values of two heads, two vectors per thread.
@@ -73,7 +73,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 if ($gu < heads) {
                     let at = $gu * ($Du / 4u) + 2u * c;
                     product_$g = dot4(second_half(a), vectors[at + 1u], dot4(first_half(a), vectors[at], product_$g));
-                    let behind = min(at + 8u, 126u);
+                    let behind = min(at + 8u, $VECTORSu - 2u);
                     product_$g = dot4(second_half(b), vectors[behind + 1u], dot4(first_half(b), vectors[behind], product_$g));
                 }
 //! end
@@ -91,7 +91,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             var score = MASKED;
             if (low <= i && i < high) {
                 let four = scores[at];
-                score = softcapped((four.x + four.y) + (four.z + four.w), p.softcap);
+                score = score_of((four.x + four.y) + (four.z + four.w), slope, pos - page * PAGE_POSITIONS - i);
             }
             scores[at].x = score;
             most = max(most, score);

@@ -2,7 +2,7 @@
 // page at a time: a thread computes `ROWS_EACH` rows of the scores by 4 keys, then of the output by 4 * VECTORS_EACH
 // columns. Queries and keys are in workgroup memory 16 columns at a time, values KEYS keys at a time. The order of a row's
 // sums does not depend on what it sees: keys that it does not see add zeros.
-//! use pages slabs
+//! use pages slabs scores
 
 // Rows of four vectors, of which vector c of row r is at `4 * r + (c ^ (r / 2 % 4))`, so that threads which read the same
 // columns of successive rows use different banks: queries, then from 128 on keys; or values.
@@ -13,14 +13,9 @@ var<workgroup> scores: array<f32, $SCORES>;
 var<workgroup> numbers: array<f32, 128>;
 var<workgroup> factors: array<f32, $TILE_ROWS>;
 
-// First position that a row at `pos` sees: 0, or that of the last `window` positions if `window` is not 0.
-fn first_seen(pos: u32, window: u32) -> u32 {
-    return select(0u, pos + 1u - window, window != 0u && pos + 1u > window);
-}
-
 //! kernel attention_prompt
-// `q` is `(n_rows, n_head, head_dim)`, `out` `(n_rows, n_head, head_dim_v)`; sinks as in `attention_merge`. `D` is the
-// largest head width, 128, 256 or 512. A tile is its first row and their number.
+// `q` is `(n_rows, n_head, head_dim)`, `out` `(n_rows, n_head, head_dim_v)`; sinks as in `attention_merge`. `VALUES`
+// is the largest width of a value head, 128, 256 or 512. A tile is its first row and their number.
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
     let tile = tiles[p.tiles_at + group.x];
@@ -33,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var stop = 0u;
     for (var i = 0u; i < n_rows; i++) {
         let pos = rows[p.rows_at + first + i].x;
-        start = min(start, first_seen(pos, p.window));
+        start = min(start, first_seen(pos));
         stop = max(stop, pos + 1u);
     }
     let tx = t % 16u;
@@ -43,7 +38,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let team = 128u / $TILE_ROWSu;
     let my_row = t / team;
     let my_pos = rows[p.rows_at + first + min(my_row, n_rows - 1u)].x;
-    let my_first = first_seen(my_pos, p.window);
+    let my_first = first_seen(my_pos);
+    let slope = slope_of(head);
     var largest = MASKED;
     var total = 0.0;
     // Rows ROWS_EACH * ty + i, columns 4 * (tx + 16 * v).
@@ -110,7 +106,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let at = my_row * 65u + i;
             var score = MASKED;
             if (my_row < n_rows && my_first <= key && key <= my_pos) {
-                score = softcapped(scores[at], p.softcap);
+                score = score_of(scores[at], slope, my_pos - key);
             }
             scores[at] = score;
             most = max(most, score);
@@ -151,8 +147,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             workgroupBarrier(); // the panel before is read
 //! for h < 2
             {
-                let mine = key + (t + 128u * $hu) / ($Du / 4u);
-                let c = (t + 128u * $hu) % ($Du / 4u) * 4u;
+                let mine = key + (t + 128u * $hu) / ($VALUESu / 4u);
+                let c = (t + 128u * $hu) % ($VALUESu / 4u) * 4u;
                 var value = vec4<f32>();
                 if (mine < filled && c < p.head_dim_v) {
                     value = load4(place.x, values, p.value_bits, p.head_dim_v, mine, c);
@@ -167,7 +163,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //! end
 //! for v < VECTORS_EACH
             {
-                let value = panel[$ku * ($Du / 4u) + tx + 16u * $vu];
+                let value = panel[$ku * ($VALUESu / 4u) + tx + 16u * $vu];
 //! for i < ROWS_EACH
                 sum_$i_$v = fma(weight_$k_$i, value, sum_$i_$v);
 //! end

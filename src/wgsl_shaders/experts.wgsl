@@ -55,6 +55,38 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         ranks[e] = probabilities[e] + bias[p.bias_at + e];
     }
 
+    if (p.n_group > 1u) {
+        // A group counts as much as its two best experts or, where ranks are probabilities, its best one.
+        let size = p.n_expert / p.n_group;
+        workgroupBarrier(); // ranks are written, `values` are read
+        var best = MASKED;
+        var second = MASKED;
+        for (var i = 0u; t < p.n_group && i < size; i++) {
+            let rank = ranks[t * size + i];
+            second = max(second, min(rank, best));
+            best = max(best, rank);
+        }
+        values[t] = select(best + second, best, p.gating == SOFTMAX || size == 1u);
+        workgroupBarrier();
+        var open = 0u;
+        for (var j = 0u; j < p.n_group_used; j++) {
+            var most = 2.0 * MASKED;
+            var index = 0u;
+            for (var g = 0u; g < p.n_group; g++) {
+                if (((open >> g) & 1u) == 0u && values[g] > most) {
+                    most = values[g];
+                    index = g;
+                }
+            }
+            open |= 1u << index;
+        }
+        for (var e = t; e < p.n_expert; e += 32u) {
+            if (((open >> (e / size)) & 1u) == 0u) {
+                ranks[e] = MASKED;
+            }
+        }
+    }
+
     let to = row * p.n_used;
     var chosen_sum = 0.0;
     for (var j = 0u; j < p.n_used; j++) {

@@ -1,7 +1,7 @@
 // Transform of keys below 8 bits and of their queries.
 
-// Four heads of up to 512 values.
-var<workgroup> heads: array<f32, 2048>;
+// Four heads of up to 576 values.
+var<workgroup> heads: array<f32, 2304>;
 
 //! kernel hadamard
 // Multiplies runs of `2^log_side` values of `n_rows` heads of `n` by the Hadamard matrix, in place, a team of 32 threads
@@ -12,7 +12,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row = folded(group) * 4u + t / 32u;
     let exists = row < p.n_rows;
     let head = p.x_at + row * p.n;
-    let v = t / 32u * 512u;
+    let v = t / 32u * 576u;
     for (var i = lane; i < p.n && exists; i += 32u) {
         heads[v + i] = x[head + i];
     }

@@ -1,5 +1,5 @@
-// Rotary positions, in place. The host computes cosines and sines of a pass's rows, `(n_rows, n_dims / 2)`; a thread
-// rotates one pair.
+// Rotary positions, in place, of `n_dims` dimensions of each head from `first` on. The host computes cosines and sines of a
+// pass's rows, `(n_rows, n_dims / 2)`; a thread rotates one pair.
 
 // Pair i of a head is at `first` and `second`.
 fn rotate_pair(first: u32, second: u32, angle: vec2<f32>) {
@@ -16,7 +16,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let n = p.n_dims / 2u;
     let i = group.x * 128u + t;
     if (i < p.n_head * n) {
-        let at = p.x_at + (group.y * p.n_head + i / n) * p.head_dim + i % n * 2u;
+        let at = p.x_at + (group.y * p.n_head + i / n) * p.head_dim + p.first + i % n * 2u;
         rotate_pair(at, at + 1u, angles[p.angles_at + group.y * n + i % n]);
     }
 }
@@ -28,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let n = p.n_dims / 2u;
     let i = group.x * 128u + t;
     if (i < p.n_head * n) {
-        let at = p.x_at + (group.y * p.n_head + i / n) * p.head_dim + i % n;
+        let at = p.x_at + (group.y * p.n_head + i / n) * p.head_dim + p.first + i % n;
         rotate_pair(at, at + n, angles[p.angles_at + group.y * n + i % n]);
     }
 }

@@ -173,6 +173,7 @@ fn experts(n_rows: u32) -> Measured {
         let args = MatmulExpertsArgs {
             n_in,
             n_out,
+            n_rows: rows,
             n_chosen,
             n_expert,
             choices_per_row: 4,
@@ -366,6 +367,7 @@ fn attention(n_rows: u32, kind: KvType) -> Measured {
         n_tiles: 1,
         scale: 0.1,
         softcap: 0.0,
+        ..AttentionArgs::default()
     };
     let q = Lcg(2).values((n_rows * n_head * head_dim) as usize);
     let rows: Vec<u32> = (0..n_rows).flat_map(|i| [512 - n_rows + i, 0]).collect();

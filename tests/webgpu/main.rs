@@ -8,6 +8,8 @@
 #[path = "../it/common/mod.rs"]
 #[allow(dead_code)] // each test program uses its part
 mod common;
+#[path = "../it/mutants/mod.rs"]
+mod mutants;
 mod mutations;
 mod passes;
 #[path = "../it/run/mod.rs"]

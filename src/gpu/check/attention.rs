@@ -3,6 +3,7 @@
 use crate::arch::{Arch, AttnParams, AttnPartial, KV_BLOCK, KV_SPAN, KvBlock, KvSpan, KvType};
 use crate::gpu::check::{Checker, Data, EPS, FAST, Handle, Lcg, close, same};
 use crate::gpu::kernels::*;
+use crate::layers::attention::spec::AttnSpec;
 use crate::quant::DType;
 use KvType::{F16, Q4, Q5, Q6, Q8};
 use std::ops::Range;
@@ -15,13 +16,17 @@ struct Shape {
     head_dim: usize,
     head_dim_v: usize,
     window: usize,
+    /// Whether rows see the chunk of the window's size that they are in instead.
+    chunked: bool,
     softcap: f32,
     sinks: bool,
+    /// ALiBi's exponent, or 0.
+    alibi: f32,
     /// Precision of keys and of values.
     types: [KvType; 2],
 }
 
-/// A layer without window, cap and sinks, whose values are as wide as its keys, in f16.
+/// A layer without window, cap, sinks and ALiBi, whose values are as wide as its keys, in f16.
 const fn plain(n_head: usize, n_head_kv: usize, head_dim: usize) -> Shape {
     let (head_dim_v, types) = (head_dim, [KvType::F16; 2]);
     Shape {
@@ -30,8 +35,10 @@ const fn plain(n_head: usize, n_head_kv: usize, head_dim: usize) -> Shape {
         head_dim,
         head_dim_v,
         window: 0,
+        chunked: false,
         softcap: 0.0,
         sinks: false,
+        alibi: 0.0,
         types,
     }
 }
@@ -53,6 +60,26 @@ impl Shape {
         offset + self.n_head_kv * kind.block_bytes(dim)
     }
 }
+
+/// ALiBi with a number of heads that is no power of two.
+const ALIBI: Shape = Shape {
+    alibi: 3.0,
+    ..plain(6, 2, 64)
+};
+const CHUNKED: Shape = Shape {
+    window: 100,
+    chunked: true,
+    ..plain(4, 2, 64)
+};
+/// The absorbed form of latent attention.
+const LATENT: Shape = Shape {
+    head_dim_v: 512,
+    ..plain(3, 1, 576)
+};
+const QUANTISED_LATENT: Shape = Shape {
+    types: [Q8, Q4],
+    ..LATENT
+};
 
 const POSITIONS: usize = PAGE_POSITIONS as usize;
 /// Bytes of a page before the layer's keys and values, as if of another layer.
@@ -161,10 +188,11 @@ impl Cache {
         let Sequence { keys, values, len } = &self.sequences[sequence];
         let largest = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         let (largest_key, largest_value) = (largest(keys), largest(values));
-        let start = if s.window == 0 {
-            0
-        } else {
-            (pos + 1).saturating_sub(s.window)
+        let start = first_seen(s, pos);
+        let heads = AttnSpec {
+            n_head: s.n_head,
+            alibi: Some(s.alibi).filter(|&alibi| alibi > 0.0),
+            ..AttnSpec::default()
         };
         let (mut out, mut tolerance) = (Vec::new(), 0.0f32);
         for head in 0..s.n_head {
@@ -177,8 +205,8 @@ impl Cache {
                 head_dim_v: s.head_dim_v,
                 scale: scale(s),
                 softcap: s.softcap,
-                slope: 0.0,
-                exact: false,
+                slope: heads.slope(head),
+                exact: s.alibi > 0.0,
             };
             let mut y = vec![0.0; s.head_dim_v];
             attend(&mut y, q, k, v, (start as u32, pos as u32 + 1), &p);
@@ -186,11 +214,12 @@ impl Cache {
             let score = |j: usize| {
                 let product: f32 = (0..s.head_dim).map(|i| q[i] * k[j * s.head_dim + i]).sum();
                 let score = product * p.scale;
-                if s.softcap > 0.0 {
+                let capped = if s.softcap > 0.0 {
                     s.softcap * (score / s.softcap).tanh()
                 } else {
                     score
-                }
+                };
+                capped - p.slope * (pos - j) as f32
             };
             let sum: f64 = (start..=pos).map(|j| f64::from(score(j)).exp()).sum();
             let share = sum / (sum + f64::from(sinks[head]).exp());
@@ -198,7 +227,8 @@ impl Cache {
             // Errors of scores become relative errors of weights, in numerator and denominator;
             // then come the sums over the keys.
             let magnitude: f32 = q.iter().map(|q| q.abs()).sum::<f32>() * p.scale * largest_key;
-            let of_score = s.head_dim as f32 * EPS * magnitude;
+            let of_slope = FAST * p.slope * (pos - start) as f32;
+            let of_score = s.head_dim as f32 * EPS * magnitude + of_slope;
             let of_weights = 4.0 * of_score + 2.0 * (pos + 1 - start) as f32 * EPS + 2.0 * FAST;
             tolerance = tolerance.max(of_weights * largest_value);
         }
@@ -234,26 +264,36 @@ fn args(s: &Shape, cache: &Cache, n_rows: usize) -> AttentionArgs {
         key_bits: s.types[0].bits() as u32,
         value_bits: s.types[1].bits() as u32,
         window: s.window as u32,
+        chunked: s.chunked.into(),
         n_pages: cache.n_pages as u32,
         scale: scale(s),
         softcap: s.softcap,
+        alibi: s.alibi,
         ..AttentionArgs::default()
+    }
+}
+
+/// First position that a row at `pos` sees.
+fn first_seen(s: &Shape, pos: usize) -> usize {
+    match s.window {
+        0 => 0,
+        window if s.chunked => pos - pos % window,
+        window => (pos + 1).saturating_sub(window),
     }
 }
 
 /// Number of splits that a row at `pos` sees.
 fn n_splits(s: &Shape, pos: usize) -> usize {
-    let start = if s.window == 0 {
-        0
-    } else {
-        (pos + 1).saturating_sub(s.window)
-    };
-    pos / SPLIT as usize - start / SPLIT as usize + 1
+    pos / SPLIT as usize - first_seen(s, pos) / SPLIT as usize + 1
 }
 
 /// Shapes, and the lengths of the sequences of which each has a row.
 const DECODE: &[(Shape, &[usize])] = &[
     (plain(2, 1, 64), &[1, 65]),
+    (ALIBI, &[300, 7]),
+    (CHUNKED, &[300, 127, 101]),
+    (LATENT, &[140]),
+    (QUANTISED_LATENT, &[66]),
     (
         Shape {
             softcap: 0.7,
@@ -345,14 +385,7 @@ const DECODE: &[(Shape, &[usize])] = &[
 pub(super) fn decode(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(7);
     for &(s, lens) in DECODE {
-        let mut seen: Vec<usize> = Vec::new();
-        for len in lens {
-            seen.push(if s.window == 0 {
-                0
-            } else {
-                len - s.window.min(*len)
-            });
-        }
+        let seen: Vec<usize> = lens.iter().map(|len| first_seen(&s, len - 1)).collect();
         let cache = Cache::new(gpu, &mut lcg, &s, lens, &seen);
         let (q, sinks) = (
             lcg.values(lens.len() * s.n_head * s.head_dim),
@@ -433,6 +466,10 @@ fn compare(
 /// Shapes, and sequences: their length, and the number of their last positions in the batch.
 const PROMPTS: &[(Shape, &[(usize, usize)])] = &[
     (plain(2, 1, 64), &[(3, 3), (70, 40)]),
+    (ALIBI, &[(150, 34)]),
+    (CHUNKED, &[(210, 33)]),
+    (LATENT, &[(70, 9)]),
+    (QUANTISED_LATENT, &[(66, 3)]),
     (
         Shape {
             softcap: 0.7,
@@ -514,14 +551,8 @@ pub(super) fn prompt(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(8);
     for &(s, sequences) in PROMPTS {
         let lens: Vec<usize> = sequences.iter().map(|&(len, _)| len).collect();
-        let mut seen = Vec::new();
-        for (len, n) in sequences {
-            seen.push(if s.window == 0 {
-                0
-            } else {
-                (len - n + 1usize).saturating_sub(s.window)
-            });
-        }
+        let of_first = |(len, n): &(usize, usize)| first_seen(&s, len - n);
+        let seen: Vec<usize> = sequences.iter().map(of_first).collect();
         let cache = Cache::new(gpu, &mut lcg, &s, &lens, &seen);
         let tile_rows = prompt_tile_rows(variant(&s)) as usize;
         let (mut rows, mut tiles) = (Vec::new(), Vec::new());
@@ -744,7 +775,7 @@ fn row_is_stored(
 
 pub(super) fn hadamard(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(10);
-    for (n, n_rows) in [(8, 1), (80, 5), (96, 2), (192, 3), (512, 2)] {
+    for (n, n_rows) in [(8, 1), (80, 5), (96, 2), (192, 3), (512, 2), (576, 5)] {
         let x = lcg.values(n * n_rows);
         let side = 1 << n.trailing_zeros();
         let factor = 1.0 / (side as f32).sqrt();

@@ -122,7 +122,13 @@ fn norm_of_heads(gpu: &mut Checker<'_>, lcg: &mut Lcg) -> Result<(), String> {
 
 pub(super) fn rope(gpu: &mut Checker<'_>) -> Result<(), String> {
     let (mut lcg, arch) = (Lcg(11), Arch::scalar());
-    for (n_rows, n_head, head_dim, n_dims) in [(1, 1, 2, 2), (3, 5, 64, 64), (2, 3, 80, 32)] {
+    let sizes = [
+        (1, 1, 2, 0, 2),
+        (3, 5, 64, 0, 64),
+        (2, 3, 80, 0, 32),
+        (2, 3, 80, 48, 32),
+    ];
+    for (n_rows, n_head, head_dim, first, n_dims) in sizes {
         let x = lcg.values(n_rows * n_head * head_dim);
         let frequencies: Vec<f32> = (0..n_dims / 2).map(|i| 0.7f32.powi(i as i32)).collect();
         let mut angles = Vec::new();
@@ -138,14 +144,16 @@ pub(super) fn rope(gpu: &mut Checker<'_>) -> Result<(), String> {
             );
             angles.extend(cos.iter().zip(&sin).flat_map(|(c, s)| [*c, *s]));
             for head in row * n_head..(row + 1) * n_head {
-                arch.rope_norm(&mut norm[head * head_dim..][..n_dims], &cos, &sin);
-                arch.rope_neox(&mut neox[head * head_dim..][..n_dims], &cos, &sin);
+                let rotated = head * head_dim + first..head * head_dim + first + n_dims;
+                arch.rope_norm(&mut norm[rotated.clone()], &cos, &sin);
+                arch.rope_neox(&mut neox[rotated], &cos, &sin);
             }
         }
         let args = RopeArgs {
             n_rows: n_rows as u32,
             n_head: n_head as u32,
             head_dim: head_dim as u32,
+            first: first as u32,
             n_dims: n_dims as u32,
         };
         for (kernel, expected) in [(&ROPE_NORM, &norm), (&ROPE_NEOX, &neox)] {
@@ -176,7 +184,7 @@ pub(super) fn elementwise(gpu: &mut Checker<'_>) -> Result<(), String> {
         sums_and_logits(gpu, &gate, &up)?;
         rows(gpu, &mut lcg, &up)?;
     }
-    Ok(())
+    heads(gpu, &mut lcg)
 }
 
 fn activations(gpu: &mut Checker<'_>, gate: &[f32], up: &[f32]) -> Result<(), String> {
@@ -227,6 +235,116 @@ fn activations(gpu: &mut Checker<'_>, gate: &[f32], up: &[f32]) -> Result<(), St
     let y = gpu.call(&SQUARED_RELU, DType::F32, 0, &args, &[Data::F32(gate)], &[])?;
     let e: Vec<f32> = gate.iter().map(|x| x * x.max(0.0)).collect();
     close("squared_relu", y.f32(0), &e, |_| 0.0)?;
+    unary(gpu, gate, tolerance)?;
+    gated(gpu, gate, &wide, tolerance)
+}
+
+/// Functions of one value.
+fn unary(gpu: &mut Checker<'_>, x: &[f32], tolerance: impl Fn(usize) -> f32) -> Result<(), String> {
+    let mut by_erf = x.to_vec();
+    Arch::scalar().gelu_erf(&mut by_erf);
+    let with = |f: fn(f32) -> f32| -> Vec<f32> { x.iter().map(|&x| f(x)).collect() };
+    let xielu = |x: f32| {
+        let curve = match x > 0.0 {
+            true => 0.7 * x * x,
+            false => (x.min(-0.5).exp_m1() - x) * 0.4,
+        };
+        curve + 0.5 * x
+    };
+    for (function, [a, b, c, d], expected) in [
+        (
+            UnaryFunction::Scale,
+            [0.3, 0.0, 0.0, 0.0],
+            with(|x| 0.3 * x),
+        ),
+        (
+            UnaryFunction::Clamp,
+            [-1.0, 2.0, 0.0, 0.0],
+            with(|x| x.clamp(-1.0, 2.0)),
+        ),
+        (
+            UnaryFunction::Clamp,
+            [0.0, f32::MAX, 0.0, 0.0],
+            with(|x| x.max(0.0)),
+        ),
+        (UnaryFunction::GeluErf, [0.0; 4], by_erf),
+        (UnaryFunction::Xielu, [0.7, 0.4, 0.5, -0.5], with(xielu)),
+    ] {
+        let args = FunctionArgs {
+            n: x.len() as u32,
+            function: function as u32,
+            a,
+            b,
+            c,
+            d,
+        };
+        let y = gpu.call(&UNARY, DType::F32, 0, &args, &[Data::F32(x)], &[])?;
+        let tolerance = |i: usize| tolerance(i) + 4.0 * EPS * expected[i].abs() + EPS;
+        close(
+            &format!("unary, {function:?}"),
+            y.f32(0),
+            &expected,
+            tolerance,
+        )?;
+    }
+    Ok(())
+}
+
+/// Functions of a gate, whose factors are below 12.
+fn gated(
+    gpu: &mut Checker<'_>,
+    gate: &[f32],
+    up: &[f32],
+    tolerance: impl Fn(usize) -> f32,
+) -> Result<(), String> {
+    let mut by_erf = gate.to_vec();
+    Arch::scalar().gelu_erf_mul(&mut by_erf, up);
+    let silu = |g: f32| g / (1.0 + (-g).exp());
+    let with = |f: &dyn Fn(f32, f32) -> f32| -> Vec<f32> {
+        gate.iter().zip(up).map(|(&g, &u)| f(g, u)).collect()
+    };
+    let situ = |g: f32| 2.0 * (g / 2.0).tanh() / (1.0 + (-g).exp());
+    for (function, [a, b], expected) in [
+        (
+            GatedFunction::Relu,
+            [0.0, 0.0],
+            with(&|g, u| g.max(0.0) * u),
+        ),
+        (GatedFunction::GeluErf, [0.0, 0.0], by_erf),
+        (
+            GatedFunction::SiluClamped,
+            [2.5, 0.0],
+            with(&|g, u| silu(g.min(2.5)) * u.clamp(-2.5, 2.5)),
+        ),
+        (
+            GatedFunction::SiluClampedAfter,
+            [2.5, 0.0],
+            with(&|g, u| silu(g).min(2.5) * u.clamp(-2.5, 2.5)),
+        ),
+        (GatedFunction::Situ, [2.0, 0.0], with(&|g, u| situ(g) * u)),
+        (
+            GatedFunction::Situ,
+            [2.0, 3.0],
+            with(&|g, u| situ(g) * 3.0 * (u / 3.0).tanh()),
+        ),
+    ] {
+        let args = FunctionArgs {
+            n: gate.len() as u32,
+            function: function as u32,
+            a,
+            b,
+            ..FunctionArgs::default()
+        };
+        let data = [Data::F32(gate), Data::F32(up)];
+        let y = gpu.call(&GATED, DType::F32, 0, &args, &data, &[])?;
+        let tolerance = |i: usize| 12.0 * tolerance(i) + 4.0 * EPS * expected[i].abs();
+        close(
+            &format!("gated, {function:?}"),
+            y.f32(0),
+            &expected,
+            tolerance,
+        )?;
+    }
     Ok(())
 }
 
@@ -306,5 +424,75 @@ fn rows(gpu: &mut Checker<'_>, lcg: &mut Lcg, up: &[f32]) -> Result<(), String> 
         .map(|i| y[i] + x[i] / (1.0 + (-strength[i / n]).exp()))
         .collect();
     close("add_gated", result.f32(0), &e, |_| 2.0 * FAST)?;
+    Ok(())
+}
+
+/// Gates of values, of heads and of rows, and parts of heads that are copied.
+fn heads(gpu: &mut Checker<'_>, lcg: &mut Lcg) -> Result<(), String> {
+    let (n_rows, n_head, n) = (3, 5, 72);
+    let x = lcg.values(n_rows * n_head * n);
+    let gates: Vec<f32> = lcg.values(x.len()).iter().map(|x| 30.0 * x).collect();
+    let functions = [
+        (
+            GateFunction::Sigmoid,
+            (|g| 1.0 / (1.0 + (-g).exp())) as fn(f32) -> f32,
+        ),
+        (GateFunction::Softplus, |g| g.exp().ln_1p()),
+        (GateFunction::Identity, |g| g),
+    ];
+    for [gate_value, gate_head, gate_row] in [[1, n, n_head * n], [0, 1, n_head], [0, 0, 1]] {
+        let n_gates = (n_rows - 1) * gate_row + (n_head - 1) * gate_head + (n - 1) * gate_value + 1;
+        for (function, f) in functions {
+            let args = GateHeadsArgs {
+                n: n as u32,
+                n_head: n_head as u32,
+                n_rows: n_rows as u32,
+                gate_value: gate_value as u32,
+                gate_head: gate_head as u32,
+                gate_row: gate_row as u32,
+                function: function as u32,
+            };
+            let data = [Data::F32(&x), Data::F32(&gates[..n_gates])];
+            let y = gpu.call(&GATE_HEADS, DType::F32, 0, &args, &data, &[])?;
+            let gate = |i: usize| {
+                let (row, head, value) = (i / (n_head * n), i / n % n_head, i % n);
+                gates[row * gate_row + head * gate_head + value * gate_value]
+            };
+            let e: Vec<f32> = (0..x.len()).map(|i| x[i] * f(gate(i))).collect();
+            // An exponent errs by a few units of its own size; so does a logarithm of up to 2.
+            let tolerance = |i: usize| 8.0 * FAST * gate(i).abs().max(1.0);
+            close(
+                &format!("gate_heads, {function:?}"),
+                y.f32(0),
+                &e,
+                tolerance,
+            )?;
+        }
+    }
+
+    // The last 40 of 72 values of each head to the first of heads of 44, and one head to all.
+    for (n_head, x_head) in [(5, 72), (3, 0)] {
+        let (n, y_head) = (40, 44);
+        let (x_row, y_row) = (5 * 72, n_head * y_head + 1);
+        let from = &x[..2 * x_row + (n_head - 1) * x_head + n];
+        let to = lcg.values(2 * y_row + (n_head - 1) * y_head + n);
+        let args = CopyHeadsArgs {
+            n: n as u32,
+            n_head: n_head as u32,
+            n_rows: 3,
+            x_head: x_head as u32,
+            x_row: x_row as u32,
+            y_head: y_head as u32,
+            y_row: y_row as u32,
+        };
+        let data = [Data::F32(from), Data::F32(&to)];
+        let y = gpu.call(&COPY_HEADS, DType::F32, 0, &args, &data, &[])?;
+        let mut e = to.clone();
+        for (row, head) in (0..3).flat_map(|row| (0..n_head).map(move |head| (row, head))) {
+            let source = &from[row * x_row + head * x_head..][..n];
+            e[row * y_row + head * y_head..][..n].copy_from_slice(source);
+        }
+        close("copy_heads", y.f32(0), &e, |_| 0.0)?;
+    }
     Ok(())
 }

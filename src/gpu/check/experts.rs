@@ -5,6 +5,21 @@ use crate::gpu::check::{Checker, Data, EPS, FAST, Lcg, close, same};
 use crate::gpu::kernels::*;
 use crate::quant::DType;
 
+/// Makes the ranks of experts whose groups are not among the best lower than those of all others.
+fn close_groups(ranks: &mut [f32], [n_group, n_used]: [usize; 2], best_alone: bool) {
+    let size = ranks.len() / n_group;
+    let scores = ranks.chunks_exact(size).map(|group| {
+        let best = largest(group, if best_alone { 1 } else { 2 });
+        best.iter().map(|&e| group[e]).sum::<f32>()
+    });
+    let open = largest(&scores.collect::<Vec<_>>(), n_used);
+    for (i, group) in ranks.chunks_exact_mut(size).enumerate() {
+        if !open.contains(&i) {
+            group.fill(-1e9);
+        }
+    }
+}
+
 /// Indices of the `n` largest, the lower first among equals.
 fn largest(x: &[f32], n: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..x.len()).collect();
@@ -15,7 +30,15 @@ fn largest(x: &[f32], n: usize) -> Vec<usize> {
 
 pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(13);
-    for (n_rows, n_expert, n_used) in [(1, 1, 1), (3, 8, 2), (2, 100, 40), (2, 512, 8)] {
+    let sizes = [
+        (1, 1, 1, [1, 1]),
+        (3, 8, 2, [1, 1]),
+        (3, 8, 2, [8, 3]),
+        (2, 100, 40, [5, 3]),
+        (2, 512, 8, [1, 1]),
+        (3, 512, 8, [32, 4]),
+    ];
+    for (n_rows, n_expert, n_used, [n_group, n_group_used]) in sizes {
         // Multiples of 1/64, so that equal logits occur and others stay apart.
         let router: Vec<f32> = (0..n_rows * n_expert)
             .map(|_| lcg.below(512) as f32 / 64.0 - 4.0)
@@ -36,6 +59,8 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                     n_rows: n_rows as u32,
                     n_expert: n_expert as u32,
                     n_used: n_used as u32,
+                    n_group: n_group as u32,
+                    n_group_used: n_group_used as u32,
                     gating,
                     normalise,
                     scale,
@@ -58,7 +83,8 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                         }
                         _ => p.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
                     }
-                    let ranks: Vec<f32> = p.iter().zip(&bias).map(|(p, b)| p + b).collect();
+                    let mut ranks: Vec<f32> = p.iter().zip(&bias).map(|(p, b)| p + b).collect();
+                    close_groups(&mut ranks, [n_group, n_group_used], gating == 0);
                     let chosen = largest(&ranks, n_used);
                     let what = format!("route, gating {gating}, {n_expert} experts");
                     let found = &out.u32(0)[row * n_used..][..n_used];

@@ -225,6 +225,7 @@ pub(super) fn matmul_experts(gpu: &mut Checker<'_>) -> Result<(), String> {
         let args = MatmulExpertsArgs {
             n_in: n_in as u32,
             n_out: n_out as u32,
+            n_rows: (chosen.len() / choices_per_row) as u32,
             n_chosen: chosen.len() as u32,
             n_expert: n_expert as u32,
             choices_per_row: choices_per_row as u32,

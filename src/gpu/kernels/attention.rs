@@ -7,8 +7,16 @@ use crate::gpu::kernels::{
     product, reads, writes,
 };
 
-/// Variant numbers of attention kernels: each takes heads up to this width.
-pub const HEAD_DIMS: &[u32] = &[128, 256, 512];
+/// Variant numbers of attention kernels: each takes heads up to this width, the last one values up to
+/// [`MAX_VALUES`].
+pub const HEAD_DIMS: &[u32] = &[128, 256, 512, 576];
+/// Most values of a value head.
+pub const MAX_VALUES: u32 = 512;
+
+/// Query heads that [`ATTENTION_DECODE`] takes in a threadgroup.
+fn heads_each(variant: u32) -> u32 {
+    1024 / variant.min(MAX_VALUES)
+}
 
 /// Attention of generated tokens, one split of the keys per threadgroup. `n_splits` is the largest
 /// number of splits of a row in the batch, `n_pages` the length of all page tables.
@@ -28,11 +36,11 @@ pub static ATTENTION_DECODE: Kernel<AttentionArgs> = Kernel {
         }),
     ],
     threads: 128,
-    threadgroup_bytes: |d| (2 * 1024 + 1024 / d * 65) * 4,
+    threadgroup_bytes: |d| heads_each(d) * (2 * d + 65) * 4,
     grid: |a, d| {
         [
             a.n_splits,
-            a.n_head_kv * (a.n_head / a.n_head_kv).div_ceil(1024 / d),
+            a.n_head_kv * (a.n_head / a.n_head_kv).div_ceil(heads_each(d)),
             a.n_rows,
         ]
     },
@@ -115,7 +123,7 @@ pub static HEADS: Kernel<HeadsArgs> = Kernel {
 
 /// Largest number of rows in a tile of [`ATTENTION_PROMPT`], given its variant number.
 pub fn prompt_tile_rows(variant: u32) -> u32 {
-    4096 / variant
+    4096 / variant.min(MAX_VALUES)
 }
 
 /// Attention of prompts, one tile of rows per threadgroup.
@@ -137,7 +145,7 @@ pub static ATTENTION_PROMPT: Kernel<AttentionArgs> = Kernel {
         }),
     ],
     threads: 128,
-    threadgroup_bytes: |d| (4096 + prompt_tile_rows(d) * (64 + 8)) * 4 + d * 16,
+    threadgroup_bytes: |d| prompt_tile_rows(d) * (d + 64 + 8) * 4 + d * 16,
     grid: |a, _| [a.n_tiles, a.n_head, 1],
 };
 
@@ -169,7 +177,7 @@ pub static APPEND: Kernel<AppendArgs> = Kernel {
     },
 };
 
-/// Transforms keys below 8 bits, and their queries, in place: each row is a head of at most 512
+/// Transforms keys below 8 bits, and their queries, in place: each row is a head of at most 576
 /// values.
 pub static HADAMARD: Kernel<HadamardArgs> = Kernel {
     name: "hadamard",
@@ -178,6 +186,6 @@ pub static HADAMARD: Kernel<HadamardArgs> = Kernel {
     variants: NO_VARIANTS,
     buffers: &[changes("x", Element::F32, |a| product(&[a.n_rows, a.n]))],
     threads: 128,
-    threadgroup_bytes: |_| 4 * 512 * 4,
+    threadgroup_bytes: |_| 4 * 576 * 4,
     grid: |a, _| [a.n_rows.div_ceil(4), 1, 1],
 };

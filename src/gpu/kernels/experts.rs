@@ -1,11 +1,11 @@
 //! Kernels of mixtures of experts.
 
 use crate::gpu::kernels::{
-    AddExpertBiasArgs, CombineExpertsArgs, Element, ExpertRowsArgs, Kernel, MAX_EXPERTS, NO_MEMORY,
-    NO_VARIANTS, RouteArgs, changes, product, reads, writes,
+    AddExpertBiasArgs, CombineExpertsArgs, Element, ExpertRowsArgs, Kernel, MAX_EXPERTS,
+    MAX_GROUPS, NO_MEMORY, NO_VARIANTS, RouteArgs, changes, product, reads, writes,
 };
 
-/// Chooses experts and their weights.
+/// Chooses experts and their weights, where there are several groups those of the best groups.
 pub static ROUTE: Kernel<RouteArgs> = Kernel {
     name: "route",
     source: "experts.metal",
@@ -18,7 +18,7 @@ pub static ROUTE: Kernel<RouteArgs> = Kernel {
         writes("weights", Element::F32, |a| product(&[a.n_rows, a.n_used])),
     ],
     threads: 32,
-    threadgroup_bytes: |_| 2 * MAX_EXPERTS * 4,
+    threadgroup_bytes: |_| (2 * MAX_EXPERTS + MAX_GROUPS) * 4,
     grid: |a, _| [a.n_rows, 1, 1],
 };
 

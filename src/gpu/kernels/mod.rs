@@ -27,8 +27,10 @@ use bytemuck::{Pod, Zeroable};
 pub const PAGE_POSITIONS: u32 = 64;
 /// Positions per split of keys in [`ATTENTION_DECODE`].
 pub const SPLIT: u32 = 2 * PAGE_POSITIONS;
-/// Most experts of a layer.
+/// Most experts of a layer, and most groups of them.
 pub const MAX_EXPERTS: u32 = 512;
+/// See [`MAX_EXPERTS`].
+pub const MAX_GROUPS: u32 = 32;
 /// Values of a row that a threadgroup of [`TOP_K`] sorts.
 pub const SORTED: u32 = 1024;
 /// Threadgroup memory that every Apple GPU has, in bytes.
@@ -194,11 +196,14 @@ args! {
     MatvecArgs { n_in: u32, n_out: u32, n_rows: u32, row_bytes: u32 }
     MatvecExpertsArgs { n_in: u32, n_out: u32, n_chosen: u32, n_expert: u32, choices_per_row: u32, row_bytes: u32 }
     MatmulArgs { n_in: u32, n_out: u32, n_rows: u32, row_bytes: u32 }
-    MatmulExpertsArgs { n_in: u32, n_out: u32, n_chosen: u32, n_expert: u32, choices_per_row: u32, row_bytes: u32 }
+    MatmulExpertsArgs {
+        n_in: u32, n_out: u32, n_rows: u32, n_chosen: u32, n_expert: u32, choices_per_row: u32, row_bytes: u32
+    }
     EmbedArgs { n_embd: u32, n_vocab: u32, n_rows: u32, row_bytes: u32, scale: f32 }
     AttentionArgs {
         n_rows: u32, n_head: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32, value_offset: u32,
-        key_bits: u32, value_bits: u32, window: u32, n_pages: u32, n_splits: u32, n_tiles: u32, scale: f32, softcap: f32
+        key_bits: u32, value_bits: u32, window: u32, chunked: u32, n_pages: u32, n_splits: u32, n_tiles: u32, scale: f32, softcap: f32,
+        alibi: f32
     }
     AppendArgs {
         n_rows: u32, n_pages: u32, n_head_kv: u32, head_dim: u32, head_dim_v: u32, key_offset: u32, value_offset: u32,
@@ -211,14 +216,20 @@ args! {
     HadamardArgs { n: u32, n_rows: u32, log_side: u32, factor: f32 }
     NormArgs { n: u32, n_rows: u32, eps: f32 }
     NormAddArgs { n: u32, n_rows: u32, eps: f32, branch_scale: f32 }
-    RopeArgs { n_rows: u32, n_head: u32, head_dim: u32, n_dims: u32 }
+    RopeArgs { n_rows: u32, n_head: u32, head_dim: u32, first: u32, n_dims: u32 }
     ElementwiseArgs { n: u32 }
+    FunctionArgs { n: u32, function: u32, a: f32, b: f32, c: f32, d: f32 }
+    GateHeadsArgs { n: u32, n_head: u32, n_rows: u32, gate_value: u32, gate_head: u32, gate_row: u32, function: u32 }
+    CopyHeadsArgs { n: u32, n_head: u32, n_rows: u32, x_head: u32, x_row: u32, y_head: u32, y_row: u32 }
     AddScaledArgs { n: u32, scale: f32 }
     AddBiasArgs { n: u32, n_rows: u32 }
     AddGatedArgs { n: u32, n_rows: u32 }
     AddExpertBiasArgs { n: u32, n_chosen: u32, n_expert: u32 }
     FinishLogitsArgs { n: u32, scale: f32, softcap: f32 }
-    RouteArgs { n_rows: u32, n_expert: u32, n_used: u32, gating: u32, normalise: u32, scale: f32 }
+    RouteArgs {
+        n_rows: u32, n_expert: u32, n_used: u32, n_group: u32, n_group_used: u32, gating: u32, normalise: u32,
+        scale: f32
+    }
     ExpertRowsArgs { n_chosen: u32, n_expert: u32 }
     CombineExpertsArgs { n: u32, n_rows: u32, n_used: u32 }
     CausalConvArgs {
@@ -431,9 +442,13 @@ pub fn declarations() -> Vec<Declaration> {
         SWIGLU_OAI.declaration(),
         GELU.declaration(),
         SQUARED_RELU.declaration(),
+        UNARY.declaration(),
+        GATED.declaration(),
         ADD_SCALED.declaration(),
         ADD_BIAS.declaration(),
         ADD_GATED.declaration(),
+        GATE_HEADS.declaration(),
+        COPY_HEADS.declaration(),
         FINISH_LOGITS.declaration(),
         ROUTE.declaration(),
         EXPERT_ROWS.declaration(),

@@ -73,7 +73,7 @@ pub static MATMUL: Kernel<MatmulArgs> = Kernel {
     grid: |a, _| [a.n_out.div_ceil(TILE.1), a.n_rows.div_ceil(TILE.0), 1],
 };
 
-/// Products of all experts with the rows that chose them, from the lists of
+/// Products of all experts with the rows that chose them, at most `n_rows` each, from the lists of
 /// [`EXPERT_ROWS`](crate::gpu::kernels::EXPERT_ROWS).
 pub static MATMUL_EXPERTS: Kernel<MatmulExpertsArgs> = Kernel {
     name: "matmul_experts",
@@ -98,7 +98,7 @@ pub static MATMUL_EXPERTS: Kernel<MatmulExpertsArgs> = Kernel {
     grid: |a, _| {
         [
             a.n_out.div_ceil(TILE.1),
-            a.n_chosen.div_ceil(TILE.0),
+            a.n_rows.div_ceil(TILE.0),
             a.n_expert,
         ]
     },

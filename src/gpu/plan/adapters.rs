@@ -4,6 +4,7 @@ use crate::compute::weight::Weight;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::plan::Name::Intermediate as Left;
+use crate::gpu::plan::choices::Choices;
 use crate::gpu::plan::{Input, Intermediate, Name, Planner, bytes, size};
 use crate::lora::Attached;
 use crate::quant::DType;
@@ -33,8 +34,7 @@ impl<'m> Planner<'m, '_> {
     }
 
     /// Adds the adapters' terms to looked-up rows of the embedding table.
-    pub(super) fn embed_terms(&mut self, table: &Weight) -> Result<(), GpuError> {
-        let x = self.x();
+    pub(super) fn embed_terms(&mut self, table: &Weight, x: Name<'m>) -> Result<(), GpuError> {
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {
                 let Some((term, scale)) = attached.term(table.site) else {
@@ -107,9 +107,12 @@ impl<'m> Planner<'m, '_> {
         &mut self,
         w: &Weight,
         (x, choices_per_row): (Name<'m>, u32),
-        (n_used, n_expert): (u32, u32),
+        choices: Choices<'m>,
         y: Name<'m>,
     ) -> Result<(), GpuError> {
+        let Choices {
+            n_used, n_expert, ..
+        } = choices;
         let (n_in, n_out) = (size(w.n_in)?, size(w.n_out)? / n_expert);
         for part in self.rows.parts.clone() {
             for attached in self.batch.slots[part.slot].adapters {
@@ -149,7 +152,7 @@ impl<'m> Planner<'m, '_> {
                 let buffers = [
                     (Name::Adapter(index), 0),
                     (x, bytes(first / choices_per_row, n_in)),
-                    (Left(Intermediate::Chosen), bytes(first, 1)),
+                    (choices.chosen, bytes(first, 1)),
                     (Name::Input(Input::AdmissionConfig), 16 * first_term),
                     (y, bytes(first, n_out)),
                 ];

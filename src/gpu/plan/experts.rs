@@ -4,14 +4,69 @@ use crate::compute::weight::{Linear, Weight};
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::plan::Name::Intermediate as Left;
-use crate::gpu::plan::{Intermediate, NO_BIAS, Name, Part, Planner, bytes, refused, size};
+use crate::gpu::plan::choices::{Choices, ExpertRuns};
+use crate::gpu::plan::heads::HeadPart;
+use crate::gpu::plan::{Intermediate, NO_BIAS, Name, ONES, Planner, refused, size};
 use crate::layers::activation::spec::Activation;
 use crate::layers::dense_ffn::weights::Ffn;
+use crate::layers::layer::spec::LayerSpec;
+use crate::layers::layer::weights::{Beside, FeedForward, Layer};
 use crate::layers::moe::spec::{Gating, MoeSpec};
 use crate::layers::moe::weights::Moe;
-use crate::quant::DType;
+use crate::layers::norm::spec::Norms;
 
 impl<'m> Planner<'m, '_> {
+    /// The second half of a layer, whose mixer read `normed`.
+    pub(super) fn feed_forward_branch(
+        &mut self,
+        i: usize,
+        spec: &LayerSpec,
+        w: &'m Layer,
+        normed: Name<'m>,
+    ) -> Result<(), GpuError> {
+        if let FeedForward::Moe(moe) = &w.ffn
+            && moe.spec.routes_early
+        {
+            self.linear(&moe.router, self.x(), Left(Intermediate::Router))?;
+        }
+        self.leave(Intermediate::AttnOut, w.post_attn_norm.as_ref(), spec)?;
+        let input = match (spec.norms, &w.ffn_norm) {
+            (Norms::Shared, _) => {
+                self.enter(None)?;
+                normed
+            }
+            (Norms::Parallel, Some(norm)) => {
+                // The stream as the mixer read it.
+                let input = Left(Intermediate::Normed(self.rows.set));
+                self.norm(norm, self.h.norm_eps, self.x(), input)?;
+                self.enter(None)?;
+                input
+            }
+            (_, norm) => self.enter(norm.as_ref())?,
+        };
+        match &w.ffn {
+            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
+            FeedForward::Moe(moe) => self.experts(moe, input)?,
+            FeedForward::Beside(beside) => {
+                let moe_input = match beside.moe_norm {
+                    Some(_) => Left(Intermediate::BesideIn(self.rows.set)),
+                    None => input,
+                };
+                self.beside(beside, input, moe_input)?;
+            }
+            FeedForward::Both(_) | FeedForward::None => {
+                return Err(refused(format!("layer {i} without a feed-forward layer")));
+            }
+        }
+        self.leave(Intermediate::FfnOut, w.post_ffn_norm.as_ref(), spec)?;
+        if let Some(scale) = w.output_scale {
+            let x = self.enter(None)?;
+            let n = self.rows.n as usize * self.h.n_embd;
+            self.unary(UnaryFunction::Scale, [scale, 0.0, 0.0, 0.0], x, n)?;
+        }
+        Ok(())
+    }
+
     /// Activation of `n` values in [`Intermediate::Gate`] and [`Intermediate::Up`]; returns the
     /// buffer with the result.
     pub(super) fn activate(
@@ -27,9 +82,68 @@ impl<'m> Planner<'m, '_> {
             Activation::Gelu => self.plain(&GELU, &args, &[up]),
             Activation::SquaredRelu => self.plain(&SQUARED_RELU, &args, &[up]),
             Activation::SwiGluOai => self.plain(&SWIGLU_OAI, &args, &[gate, up]),
-            _ => return Err(refused(format!("the activation {activation:?}"))),
+            Activation::Relu => {
+                self.unary(UnaryFunction::Clamp, [0.0, f32::MAX, 0.0, 0.0], up, n)?
+            }
+            Activation::GeluErf => self.unary(UnaryFunction::GeluErf, [0.0; 4], up, n)?,
+            Activation::Xielu {
+                alpha_p,
+                alpha_n,
+                beta,
+                eps,
+            } => self.unary(UnaryFunction::Xielu, [alpha_p, alpha_n, beta, eps], up, n)?,
+            Activation::ReGlu => self.gated(GatedFunction::Relu, [0.0; 2], n)?,
+            Activation::GeGluErf => self.gated(GatedFunction::GeluErf, [0.0; 2], n)?,
+            Activation::SwiGluClamped { limit } => {
+                self.gated(GatedFunction::SiluClamped, [limit, 0.0], n)?
+            }
+            Activation::SwiGluClampedAfter { limit } => {
+                self.gated(GatedFunction::SiluClampedAfter, [limit, 0.0], n)?
+            }
+            Activation::Situ { beta, linear } => {
+                self.gated(GatedFunction::Situ, [beta, linear.unwrap_or(0.0)], n)?
+            }
         }
         Ok(if activation.is_gated() { gate } else { up })
+    }
+
+    /// `x = f(x)` for `n` values.
+    pub(super) fn unary(
+        &mut self,
+        function: UnaryFunction,
+        [a, b, c, d]: [f32; 4],
+        x: Name<'m>,
+        n: usize,
+    ) -> Result<(), GpuError> {
+        let args = FunctionArgs {
+            n: size(n)?,
+            function: function as u32,
+            a,
+            b,
+            c,
+            d,
+        };
+        self.plain(&UNARY, &args, &[x]);
+        Ok(())
+    }
+
+    /// `gate = f(gate, up)` for `n` values.
+    fn gated(
+        &mut self,
+        function: GatedFunction,
+        [a, b]: [f32; 2],
+        n: usize,
+    ) -> Result<(), GpuError> {
+        let args = FunctionArgs {
+            n: size(n)?,
+            function: function as u32,
+            a,
+            b,
+            ..FunctionArgs::default()
+        };
+        let buffers = [Left(Intermediate::Gate), Left(Intermediate::Up)];
+        self.plain(&GATED, &args, &buffers);
+        Ok(())
     }
 
     pub(super) fn feed_forward(
@@ -42,7 +156,12 @@ impl<'m> Planner<'m, '_> {
             self.linear(gate, x, Left(Intermediate::Gate))?;
         }
         self.linear(&ffn.up, x, Left(Intermediate::Up))?;
-        let inner = self.activate(ffn.activation, self.rows.n as usize * ffn.up.w.n_out)?;
+        let mut inner = self.activate(ffn.activation, self.rows.n as usize * ffn.up.w.n_out)?;
+        if let Some((norm, eps)) = &ffn.sub_norm {
+            let normed = Left(Intermediate::InnerNormed);
+            self.row_norm(norm, *eps, inner, normed)?;
+            inner = normed;
+        }
         self.linear(&ffn.down, inner, Left(y))
     }
 
@@ -77,11 +196,32 @@ impl<'m> Planner<'m, '_> {
             Left(Intermediate::Up),
             Left(Intermediate::ExpertOut),
         );
-        let runs = self.expert_runs(used, expert_count);
+        let runs = self.choose(Choices {
+            n_used: used,
+            n_expert: expert_count,
+            most_each: used, // NaN is no reason for any of them
+            chosen: Left(Intermediate::Chosen),
+            counts: Left(Intermediate::ExpertCounts),
+            lists: Left(Intermediate::ExpertLists),
+        });
+        self.list_rows(&runs);
+        let input = match spec.weighs_inputs {
+            true => (self.weigh_inputs(spec, x)?, 1),
+            false => (x, used),
+        };
         if let Some(gate) = gate {
-            self.expert_product(&runs, gate, (x, used), of_gate)?;
+            self.expert_product(&runs, gate, input, of_gate)?;
         }
-        self.expert_product(&runs, up, (x, used), of_up)?;
+        if spec.fused {
+            let (both, sizes) = (Left(Intermediate::GateUp), (spec.n_used, spec.n_ff));
+            self.expert_product(&runs, up, input, both)?;
+            for (to, first) in [(of_gate, 0), (of_up, spec.n_ff)] {
+                let from = HeadPart::of(both, (spec.n_used, 2 * spec.n_ff), first);
+                self.copy_heads(sizes, from, HeadPart::of(to, sizes, 0))?;
+            }
+        } else {
+            self.expert_product(&runs, up, input, of_up)?;
+        }
         let n_inner = n_rows as usize * spec.n_used * spec.n_ff;
         let inner = self.activate(spec.activation, n_inner)?;
         self.expert_product(&runs, down, (inner, 1), of_out)?;
@@ -104,6 +244,58 @@ impl<'m> Planner<'m, '_> {
         }
     }
 
+    /// The input of each of a row's experts, multiplied by that expert's weight, which is 1 from then
+    /// on.
+    fn weigh_inputs(&mut self, spec: &MoeSpec, x: Name<'m>) -> Result<Name<'m>, GpuError> {
+        let (n_used, n_embd) = (spec.n_used, self.h.n_embd);
+        let (inputs, weights) = (
+            Left(Intermediate::ExpertIn),
+            Left(Intermediate::ExpertWeights),
+        );
+        let of_row = HeadPart {
+            head: 0,
+            ..HeadPart::of(x, (1, n_embd), 0)
+        };
+        let of_experts = HeadPart::of(inputs, (n_used, n_embd), 0);
+        self.copy_heads((n_used, n_embd), of_row, of_experts)?;
+        let n_head = size(n_used)?;
+        let args = GateHeadsArgs {
+            n: size(n_embd)?,
+            n_head,
+            n_rows: self.rows.n,
+            gate_value: 0,
+            gate_head: 1,
+            gate_row: n_head,
+            function: GateFunction::Identity as u32,
+        };
+        self.plain(&GATE_HEADS, &args, &[inputs, weights]);
+        let one = HeadPart::of(Name::Constant(&ONES[..1]), (0, 0), 0);
+        self.copy_heads((n_used, 1), one, HeadPart::of(weights, (n_used, 1), 0))?;
+        Ok(inputs)
+    }
+
+    /// Adds what a dense layer makes of `x` to what a mixture does of `moe_input`.
+    pub(super) fn beside(
+        &mut self,
+        w: &'m Beside,
+        x: Name<'m>,
+        moe_input: Name<'m>,
+    ) -> Result<(), GpuError> {
+        self.feed_forward(&w.dense, x, Intermediate::DenseOut)?;
+        self.experts(&w.moe, moe_input)?;
+        let n = self.rows.n as usize * self.h.n_embd;
+        let args = AddScaledArgs {
+            n: size(n)?,
+            scale: 1.0,
+        };
+        let out = Left(Intermediate::FfnOut);
+        self.plain(&ADD_SCALED, &args, &[out, Left(Intermediate::DenseOut)]);
+        match w.scale {
+            1.0 => Ok(()),
+            scale => self.unary(UnaryFunction::Scale, [scale, 0.0, 0.0, 0.0], out, n),
+        }
+    }
+
     /// Chooses the experts of each row, and computes their weights.
     fn route(
         &mut self,
@@ -121,18 +313,28 @@ impl<'m> Planner<'m, '_> {
             scale,
             ..
         } = spec;
-        if groups.is_some_and(|groups| groups.n_used < groups.n_group)
-            || n_expert > MAX_EXPERTS as usize
+        // All groups are as good as none; logits are ranked otherwise by their exponentials.
+        let [n_group, n_group_used] = match groups {
+            Some(groups) if groups.n_used < groups.n_group => [groups.n_group, groups.n_used],
+            _ => [1, 1],
+        };
+        if n_expert > MAX_EXPERTS as usize
+            || n_group > MAX_GROUPS as usize
+            || (n_group > 1 && gating == Gating::SoftmaxAfterTopK)
         {
             return Err(refused(format!(
-                "a mixture of {n_expert} experts in groups"
+                "a mixture of {n_expert} experts in {n_group} groups"
             )));
         }
-        self.linear(router, x, Left(Intermediate::Router))?;
+        if !spec.routes_early {
+            self.linear(router, x, Left(Intermediate::Router))?;
+        }
         let args = RouteArgs {
             n_rows: self.rows.n,
             n_expert: size(n_expert)?,
             n_used: size(n_used)?,
+            n_group: size(n_group)?,
+            n_group_used: size(n_group_used)?,
             gating: match gating {
                 Gating::Softmax => 0,
                 Gating::SoftmaxAfterTopK => 1,
@@ -189,125 +391,27 @@ impl<'m> Planner<'m, '_> {
         Ok(())
     }
 
-    /// Runs of rows for products of experts; runs of prompts have lists of the rows of each expert.
-    fn expert_runs(&mut self, n_used: u32, n_expert: u32) -> Vec<ExpertRun> {
-        let (mut counts, mut lists) = (0, 0);
-        let mut runs = Vec::new();
-        for run in self.rows.runs() {
-            let n_chosen = run.n * n_used;
-            runs.push(ExpertRun {
-                run,
-                n_used,
-                n_expert,
-                counts,
-                lists,
-            });
-            if !run.generated {
-                let buffers = [
-                    (Left(Intermediate::Chosen), bytes(run.first, n_used)),
-                    (Left(Intermediate::ExpertCounts), counts),
-                    (Left(Intermediate::ExpertLists), lists),
-                ];
-                self.push(
-                    (&EXPERT_ROWS, DType::F32, 0),
-                    &ExpertRowsArgs { n_chosen, n_expert },
-                    &buffers,
-                    None,
-                );
-                counts += bytes(n_expert, 1);
-                lists += bytes(n_expert, n_chosen);
-            }
-        }
-        runs
-    }
-
     /// `y = x·Wᵀ + b` for each choice of an expert; a row of `x` has `choices_per_row` choices.
     fn expert_product(
         &mut self,
-        runs: &[ExpertRun],
+        of: &ExpertRuns<'m>,
         linear: &'m Linear,
         (x, choices_per_row): (Name<'m>, u32),
         y: Name<'m>,
     ) -> Result<(), GpuError> {
-        let w = &linear.w;
-        let (matrix, format) = self.weight(w)?;
-        for &ExpertRun {
-            run,
-            n_used,
-            n_expert,
-            counts,
-            lists,
-        } in runs
-        {
-            let (n_in, n_out, row_bytes) = (
-                size(w.n_in)?,
-                size(w.n_out)? / n_expert,
-                size(w.row_bytes())?,
-            );
-            let (first, n_chosen) = (run.first * n_used, run.n * n_used);
-            let (x, y) = (
-                (x, bytes(first / choices_per_row, n_in)),
-                (y, bytes(first, n_out)),
-            );
-            if run.generated {
-                let args = MatvecExpertsArgs {
-                    n_in,
-                    n_out,
-                    n_chosen,
-                    n_expert,
-                    choices_per_row,
-                    row_bytes,
-                };
-                let buffers = [matrix, x, (Left(Intermediate::Chosen), bytes(first, 1)), y];
-                self.push((&MATVEC_EXPERTS, format, 0), &args, &buffers, None);
-            } else {
-                let args = MatmulExpertsArgs {
-                    n_in,
-                    n_out,
-                    n_chosen,
-                    n_expert,
-                    choices_per_row,
-                    row_bytes,
-                };
-                let lists = [
-                    (Left(Intermediate::ExpertCounts), counts),
-                    (Left(Intermediate::ExpertLists), lists),
-                ];
-                self.push(
-                    (&MATMUL_EXPERTS, format, 0),
-                    &args,
-                    &[matrix, x, lists[0], lists[1], y],
-                    None,
-                );
-            }
-            if let Some(b) = &linear.b {
-                let args = AddExpertBiasArgs {
-                    n: n_out,
-                    n_chosen,
-                    n_expert,
-                };
-                let buffers = [
-                    y,
-                    (Name::Constant(b), 0),
-                    (Left(Intermediate::Chosen), bytes(first, 1)),
-                ];
-                self.push((&ADD_EXPERT_BIAS, DType::F32, 0), &args, &buffers, None);
-            }
+        self.stacked_product(of, &linear.w, (x, choices_per_row), y)?;
+        let Choices {
+            n_used, n_expert, ..
+        } = of.choices;
+        if let Some(b) = &linear.b {
+            let args = AddExpertBiasArgs {
+                n: size(linear.w.n_out)? / n_expert,
+                n_chosen: self.rows.n * n_used,
+                n_expert,
+            };
+            let buffers = [y, Name::Constant(b), of.choices.chosen];
+            self.plain(&ADD_EXPERT_BIAS, &args, &buffers);
         }
-        match runs.first() {
-            Some(of) => self.expert_terms(w, (x, choices_per_row), (of.n_used, of.n_expert), y),
-            None => Ok(()),
-        }
+        self.expert_terms(&linear.w, (x, choices_per_row), of.choices, y)
     }
-}
-
-/// Rows of one kind, for products of experts.
-#[derive(Clone, Copy, Debug)]
-struct ExpertRun {
-    run: Part,
-    n_used: u32,
-    n_expert: u32,
-    /// Byte offsets of the lists.
-    counts: u64,
-    lists: u64,
 }

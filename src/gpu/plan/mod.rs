@@ -8,7 +8,10 @@
 
 mod adapters;
 mod attention;
+mod choices;
 mod experts;
+mod heads;
+mod latent;
 mod recurrent;
 mod shape;
 
@@ -25,7 +28,7 @@ use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
 use crate::layers::layer::spec::{LayerSpec, Mixer};
 use crate::layers::layer::weights::{FeedForward, Layer};
-use crate::layers::norm::spec::{NormKind, Norms};
+use crate::layers::norm::spec::NormKind;
 use crate::layers::norm::weights::Norm;
 use crate::layers::recurrent::cells;
 use crate::layers::unsupported::Unsupported;
@@ -67,6 +70,10 @@ pub enum Name<'m> {
 pub enum Input {
     /// Tokens of all rows.
     Tokens,
+    /// Positions of all rows.
+    Positions,
+    /// Factors on the queries of rows in a layer, by its index.
+    Temperatures(Set, usize),
     /// Indices of the rows with outputs.
     OutputRows,
     /// Position of each row, and index of its page table.
@@ -83,12 +90,17 @@ pub enum Input {
     States,
     /// Terms of experts, see [`Plan::terms`].
     AdmissionConfig,
+    /// The numbers below this one, for each row of the batch.
+    Heads(u32),
 }
 
 /// Results of kernels, with llama.cpp's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Intermediate {
+    /// Embeddings before their norm, and of positions.
+    Embedded,
+    Positions,
     /// Residual stream. The host writes it if the CPU has computed the first layers.
     X(Set),
     Normed(Set),
@@ -100,6 +112,7 @@ pub enum Intermediate {
     /// Partial results per split of keys.
     Partial,
     KqvOut,
+    KqvNormed,
     AttnOut,
     /// Queries, keys and values before a recurrent mixer's convolution, or what else is convolved.
     Channels,
@@ -109,17 +122,45 @@ pub enum Intermediate {
     Rate,
     /// What a recurrent mixer's output matrix is multiplied by.
     Mixed(Set),
+    /// Queries with gates, as they come from one matrix.
+    QGate,
+    /// Gates of the output of attention.
+    AttnGate,
+    /// Of latent attention: low-rank queries, before and after their norm; heads as they come from
+    /// their matrix.
+    QLow,
+    QLowNormed,
+    QWhole,
+    /// Latents with rotated parts of keys; both apart, latents before and after their norm.
+    KvLow,
+    KvLatent,
+    KvNormed,
+    KRotated,
+    /// Keys and values of all heads, as they come from one matrix.
+    KvWhole,
+    /// What each head's matrix is multiplied by, and products; rows of each matrix.
+    HeadsIn,
+    HeadsOut,
+    HeadCounts,
+    HeadLists,
     /// Output of a branch, after its norm.
     Post,
     Gate,
     Up,
+    InnerNormed,
     FfnOut,
+    /// Of a dense layer beside a mixture, and the mixture's input.
+    DenseOut,
+    BesideIn(Set),
     Router,
     Chosen,
     ExpertWeights,
     /// Rows of each expert: their number, and their indices.
     ExpertCounts,
     ExpertLists,
+    ExpertIn,
+    /// Gates, then ups of experts.
+    GateUp,
     ExpertOut,
     SharedOut,
     SharedGate,
@@ -230,6 +271,8 @@ impl RowSet {
 static NO_SINKS: [f32; MAX_HEADS] = [-1e30; MAX_HEADS];
 /// Expert biases for files without them.
 static NO_BIAS: [f32; MAX_EXPERTS as usize] = [0.0; MAX_EXPERTS as usize];
+/// Weights of norms that have none, or others for each head.
+static ONES: [f32; MAX_VALUES as usize] = [1.0; MAX_VALUES as usize];
 /// Most query heads of a layer.
 const MAX_HEADS: usize = 1024;
 
@@ -301,6 +344,8 @@ struct Planner<'m, 'b> {
     first_values: Vec<Vec<usize>>,
     /// Rows still being computed.
     rows: RowSet,
+    /// Rows and number of heads for which products of each head have lists already.
+    heads_listed: Option<(Set, u32)>,
     /// A branch that is not yet added to the residual stream, and its factor.
     pending: Option<(Name<'m>, f32)>,
     /// Layers with keys and values, and recurrences, of the layers before the one that is planned.
@@ -332,6 +377,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                     .sum(),
             )?,
             rows: RowSet::new(Set::All, batch.slots)?,
+            heads_listed: None,
             pending: None,
             n_before: [0; 2],
         })
@@ -407,9 +453,9 @@ impl<'m, 'b> Planner<'m, 'b> {
             hyper: _,
             residual_scores: _,
             per_layer: _,
-            position_embd: _,
+            position_embd,
             token_types: _,
-            embd_norm: _,
+            embd_norm,
             stacks: _,
             layers,
             output_norm,
@@ -423,17 +469,22 @@ impl<'m, 'b> Planner<'m, 'b> {
         } = w;
         let outputs = RowSet::new(Set::Outputs, batch.slots)?;
         if batch.hidden.is_empty() {
-            let args = EmbedArgs {
-                n_embd: self.n_embd()?,
-                n_vocab: size(n_vocab)?,
-                n_rows: self.rows.n,
-                row_bytes: size(token_embd.row_bytes())?,
-                scale: embd_scale,
+            let x = match embd_norm {
+                Some(_) => Left(Intermediate::Embedded),
+                None => self.x(),
             };
-            let (table, format) = self.weight(token_embd)?;
-            let buffers = [table, (Name::Input(Input::Tokens), 0), (self.x(), 0)];
-            self.push((&EMBED, format, 0), &args, &buffers, None);
-            self.embed_terms(token_embd)?;
+            self.look_up(token_embd, Input::Tokens, embd_scale, x)?;
+            self.embed_terms(token_embd, x)?;
+            if let Some(table) = position_embd {
+                let positions = Left(Intermediate::Positions);
+                self.look_up(table, Input::Positions, 1.0, positions)?;
+                let n = size(self.rows.n as usize * self.h.n_embd)?;
+                let args = AddScaledArgs { n, scale: 1.0 };
+                self.plain(&ADD_SCALED, &args, &[x, positions]);
+            }
+            if let Some(norm) = embd_norm {
+                self.norm(norm, self.h.norm_eps, x, self.x())?;
+            }
         }
         for (i, spec) in self.h.layers.iter().enumerate() {
             let last = i + 1 == n_layer;
@@ -465,6 +516,27 @@ impl<'m, 'b> Planner<'m, 'b> {
             self.plain(&FINISH_LOGITS, &args, &[Left(Intermediate::Logits)]);
         }
         Ok(self.plan)
+    }
+
+    /// Looks up rows of a table of embeddings.
+    fn look_up(
+        &mut self,
+        table: &Weight,
+        indices: Input,
+        scale: f32,
+        x: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let args = EmbedArgs {
+            n_embd: self.n_embd()?,
+            n_vocab: size(table.n_out)?,
+            n_rows: self.rows.n,
+            row_bytes: size(table.row_bytes())?,
+            scale,
+        };
+        let (rows, format) = self.weight(table)?;
+        let buffers = [rows, (Name::Input(indices), 0), (x, 0)];
+        self.push((&EMBED, format, 0), &args, &buffers, None);
+        Ok(())
     }
 
     /// Buffer of a matrix, and the format of its kernels.
@@ -527,12 +599,29 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(())
     }
 
-    /// Norm of rows.
-    fn norm(&mut self, norm: &'m Norm, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
+    /// RMS norm of rows, which are as long as its weights.
+    fn row_norm(
+        &mut self,
+        w: &'m [f32],
+        eps: f32,
+        x: Name<'m>,
+        y: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let args = NormArgs {
+            n: size(w.len())?,
+            n_rows: self.rows.n,
+            eps,
+        };
+        self.plain(&RMS_NORM, &args, &[x, Name::Constant(w), y]);
+        Ok(())
+    }
+
+    /// Norm of rows of the residual stream or of a branch.
+    fn norm(&mut self, norm: &'m Norm, eps: f32, x: Name<'m>, y: Name<'m>) -> Result<(), GpuError> {
         let args = NormArgs {
             n: self.n_embd()?,
             n_rows: self.rows.n,
-            eps: self.h.norm_eps,
+            eps,
         };
         let w = Name::Constant(&norm.w);
         match self.h.norm {
@@ -551,7 +640,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         let (n, n_rows, eps) = (self.n_embd()?, self.rows.n, self.h.norm_eps);
         match (self.pending.take(), norm) {
             (None, None) => return Ok(x),
-            (None, Some(norm)) => self.norm(norm, x, normed)?,
+            (None, Some(norm)) => self.norm(norm, eps, x, normed)?,
             (Some((branch, scale)), None) => {
                 let n = size(n_rows as usize * self.h.n_embd)?;
                 self.plain(&ADD_SCALED, &AddScaledArgs { n, scale }, &[x, branch]);
@@ -580,21 +669,22 @@ impl<'m, 'b> Planner<'m, 'b> {
         Ok(normed)
     }
 
-    /// Stores a branch, after its norm if there is one, as pending.
+    /// Stores a branch of a layer, after its norm if there is one, as pending.
     fn leave(
         &mut self,
         branch: Intermediate,
         norm: Option<&'m Norm>,
-        scale: f32,
+        spec: &LayerSpec,
     ) -> Result<(), GpuError> {
         let branch = match norm {
             Some(norm) => {
-                self.norm(norm, Left(branch), Left(Intermediate::Post))?;
+                let eps = spec.post_norm_eps.unwrap_or(self.h.norm_eps);
+                self.norm(norm, eps, Left(branch), Left(Intermediate::Post))?;
                 Intermediate::Post
             }
             None => branch,
         };
-        self.pending = Some((Left(branch), scale));
+        self.pending = Some((Left(branch), spec.residual_scale));
         Ok(())
     }
 
@@ -658,7 +748,7 @@ impl<'m, 'b> Planner<'m, 'b> {
         } = weights;
         // Beside keys and values, whose products have the same input.
         if outputs.is_none() {
-            self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
+            self.queries(spec, weights, normed)?;
         }
         self.keys_values(i, spec, weights, normed)?;
         if let Some(outputs) = outputs {
@@ -666,7 +756,7 @@ impl<'m, 'b> Planner<'m, 'b> {
                 return Ok(None);
             }
             normed = self.only_outputs(normed, outputs)?;
-            self.linear(&weights.wq, normed, Left(Intermediate::Q))?;
+            self.queries(spec, weights, normed)?;
         }
         self.attention(i, spec, weights)?;
         Ok(Some(normed))
@@ -686,10 +776,10 @@ impl<'m, 'b> Planner<'m, 'b> {
             attn: weights,
             compressed: _, // this and what is not named is in `supports`
             recurrent,
-            post_attn_norm,
-            ffn_norm,
+            post_attn_norm: _,
+            ffn_norm: _,
             ffn,
-            post_ffn_norm,
+            post_ffn_norm: _,
             per_layer: _,
             alt_up: _,
             output_scale: _,
@@ -713,28 +803,13 @@ impl<'m, 'b> Planner<'m, 'b> {
             _ => return Err(refused(format!("the mixer of layer {i}"))),
         };
         let Some(normed) = left else { return Ok(()) };
-        self.leave(
-            Intermediate::AttnOut,
-            post_attn_norm.as_ref(),
-            spec.residual_scale,
-        )?;
-        let input = if spec.norms == Norms::Shared {
-            self.enter(None)?;
-            normed
-        } else {
-            self.enter(ffn_norm.as_ref())?
-        };
-        match ffn {
-            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
-            FeedForward::Moe(moe) => self.experts(moe, input)?,
-            FeedForward::Both(_) | FeedForward::Beside(_) | FeedForward::None => {
-                return Err(refused(format!("layer {i} without a feed-forward layer")));
-            }
+        if let FeedForward::Beside(beside) = ffn
+            && let Some(norm) = &beside.moe_norm
+        {
+            // The stream as the mixer read it.
+            let input = Left(Intermediate::BesideIn(self.rows.set));
+            self.norm(norm, self.h.norm_eps, self.x(), input)?;
         }
-        self.leave(
-            Intermediate::FfnOut,
-            post_ffn_norm.as_ref(),
-            spec.residual_scale,
-        )
+        self.feed_forward_branch(i, spec, w, normed)
     }
 }

@@ -1,7 +1,7 @@
 //! Shapes of passes: what a plan depends on.
 
 use crate::gpu::Batch;
-use crate::gpu::plan::attention::splits;
+use crate::gpu::plan::attention::{Window, splits};
 use crate::kv::{CellPlace, PagePlace};
 use crate::model::Model;
 use std::ops::Range;
@@ -36,14 +36,13 @@ impl Shape {
         }
         let mut windows = Vec::new();
         for attention in model.hparams().attention() {
-            if !windows.contains(&attention.window) {
-                windows.push(attention.window);
+            let window = Window::of(attention);
+            if !windows.contains(&window) {
+                windows.push(window);
             }
         }
         let mut all = Vec::new();
         for window in windows {
-            // A window too large for 32 bits has no effect.
-            let window = window.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
             for slot in batch.slots.iter().filter(|slot| slot.generated) {
                 let positions = slot.pos..slot.pos + slot.rows.len();
                 all.extend(positions.map(|pos| splits(pos as u32, window)));

@@ -14,6 +14,8 @@ const FOLDED: &[&str] = &[
     "swiglu_oai",
     "gelu",
     "squared_relu",
+    "unary",
+    "gated",
     "add_scaled",
     "finish_logits",
     "rms_norm",
@@ -61,7 +63,7 @@ pub(super) fn grid(
             let a: MatmulExpertsArgs = bytemuck::pod_read_unaligned(args);
             [
                 a.n_out.div_ceil(tile[0]),
-                a.n_chosen.div_ceil(tile[1]),
+                a.n_rows.div_ceil(tile[1]),
                 a.n_expert,
             ]
         }

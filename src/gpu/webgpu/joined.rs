@@ -74,6 +74,7 @@ fn heads<'a>(calls: &[Bound<'a>]) -> Option<Joined<'a>> {
     };
     let shapes = |rope: &RopeArgs| (rope.n_rows, rope.head_dim, rope.n_dims);
     let fits = shapes(&of_k) == shapes(&of_q)
+        && (of_k.first, of_q.first) == (0, 0)
         && (of_k.n_rows, of_k.head_dim) == (append.n_rows, append.head_dim)
         && of_k.n_head == append.n_head_kv
         && append.head_dim.max(append.head_dim_v) <= MAX_HEAD

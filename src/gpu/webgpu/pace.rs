@@ -2,7 +2,8 @@
 //! nothing meanwhile.
 
 use crate::gpu::kernels::{
-    AttentionArgs, Dispatch, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS, ScanArgs,
+    AttentionArgs, Dispatch, MatmulExpertsArgs, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS,
+    ScanArgs,
 };
 
 /// Seconds of a submission, a half of what it may take.
@@ -45,8 +46,12 @@ pub(super) fn operations(dispatch: &Dispatch) -> f64 {
             let a: MatvecArgs = bytemuck::pod_read_unaligned(args);
             [a.n_in, a.n_out, a.n_rows]
         }
-        "matvec_experts" | "matmul_experts" => {
+        "matvec_experts" => {
             let a: MatvecExpertsArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_in, a.n_out, a.n_chosen]
+        }
+        "matmul_experts" => {
+            let a: MatmulExpertsArgs = bytemuck::pod_read_unaligned(args);
             [a.n_in, a.n_out, a.n_chosen]
         }
         "attention_prompt" => {

@@ -16,7 +16,7 @@
 //! of kernels, so that a shader cannot declare others than the host binds.
 
 use crate::gpu::kernels::{
-    Access, Declaration, Element, FORMATS, HEAD_DIMS, HEADS_VARIANTS, KEY_DIMS, MATVEC,
+    Access, Declaration, Element, FORMATS, HEAD_DIMS, HEADS_VARIANTS, KEY_DIMS, MATVEC, MAX_VALUES,
     declarations, joined_declarations,
 };
 use crate::quant::DType;
@@ -43,6 +43,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("heads", include_str!("../../wgsl_shaders/heads.wgsl")),
     ("append", include_str!("../../wgsl_shaders/append.wgsl")),
     ("hadamard", include_str!("../../wgsl_shaders/hadamard.wgsl")),
+    ("scores", include_str!("../../wgsl_shaders/scores.wgsl")),
     (
         "attention_decode",
         include_str!("../../wgsl_shaders/attention_decode.wgsl"),
@@ -405,11 +406,12 @@ impl Instance {
     /// Query heads that a workgroup takes in attention of generated tokens.
     pub(super) fn heads_each(&self) -> u32 {
         let most = if self.halves { 512 } else { 1024 };
-        most / self.variant.max(1)
+        most / self.variant.clamp(1, MAX_VALUES)
     }
 
     fn constant(&self, name: &str) -> Option<String> {
         let rows = self.variant.max(1);
+        let values = rows.min(MAX_VALUES);
         let number = match name {
             "ROWS" => rows,
             "OUTS" => self.outs,
@@ -434,19 +436,21 @@ impl Instance {
             "NORMS" => self.variant >> 1,
             "SLABS" => self.slabs,
             "LAST_SLAB" => self.slabs.max(1) - 1,
-            // Attention: the widest head; of generated tokens, query heads per workgroup and
-            // vectors of a thread; rows of a tile of prompts.
+            // Attention: the widest head, and of values; of generated tokens, query heads per
+            // workgroup, vectors of these and of a thread; rows of a tile of prompts.
             "D" => self.variant,
+            "VALUES" => values,
             "G" => self.heads_each(),
             "HALVES" => u32::from(self.halves),
             "WIDTH" => rows / 128,
-            "TILE_ROWS" => 4096 / rows,
+            "VECTORS" => self.heads_each() * rows / 4,
+            "TILE_ROWS" => 4096 / values,
             // Of the output of a thread: rows, and columns as vectors.
-            "ROWS_EACH" => 512 / rows,
-            "VECTORS_EACH" => rows / 64,
-            "KEYS" => 1024 / rows,
+            "ROWS_EACH" => 512 / values,
+            "VECTORS_EACH" => values / 64,
+            "KEYS" => 1024 / values,
             "SCORES" if self.halves => 64 * self.heads_each(),
-            "SCORES" => 4096 / rows * 65,
+            "SCORES" => 4096 / values * 65,
             "COLUMNS" => {
                 let columns = match self.name {
                     "matmul_experts" => "select(0u, p.n_in, first < count)",

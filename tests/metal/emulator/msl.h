@@ -100,6 +100,9 @@ INLINE void threadgroup_barrier(mem_flags flags, uint line = __builtin_LINE()) {
 INLINE void simdgroup_barrier(mem_flags flags, uint line = __builtin_LINE()) { msl_simdgroup_barrier((uint)flags, line); }
 
 INLINE float exp(float x) { return __builtin_expf(x); }
+INLINE float exp2(float x) { return __builtin_exp2f(x); }
+INLINE float log(float x) { return __builtin_logf(x); }
+INLINE uint clz(uint x) { return x == 0 ? 32 : __builtin_clz(x); }
 INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
 INLINE float fabs(float x) { return __builtin_fabsf(x); }
 namespace precise { INLINE float tanh(float x) { return __builtin_tanhf(x); } }
