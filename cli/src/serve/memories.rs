@@ -4,10 +4,9 @@ use super::args::ServerArgs;
 use super::auth::name_of;
 use super::http::error::ApiError;
 use super::ids::Caller;
-use crate::flags::notes;
 use crate::io::Failure;
 use ruvllm::Tokenizer;
-use ruvllm_learn::memory::{Memory, MemoryOptions, Notes};
+use ruvllm_learn::memory::{Memory, MemoryOptions, Notes, NotesOptions};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -52,7 +51,7 @@ impl Memories {
         let Some(mut memory) = self.of(caller) else {
             return Ok(Notes::default());
         };
-        notes(&mut memory, question, tokenizer)
-            .map_err(|_| ApiError::internal("the memory could not be searched"))
+        let notes = memory.notes(question, None, tokenizer, &NotesOptions::default());
+        notes.map_err(|error| ApiError::internal(error.to_string()))
     }
 }
