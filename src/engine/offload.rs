@@ -18,14 +18,36 @@ use std::sync::Arc;
 pub(crate) struct BatchBuffers {
     /// Hidden states, cosines and sines, tokens.
     arena: Arena,
+    pages: BatchPages,
+    /// Empty between passes.
+    slots: Vec<BatchSlot<'static>>,
+}
+
+/// Where a runner finds keys, values and states.
+#[derive(Debug, Default)]
+struct BatchPages {
     /// Page tables of all slots.
     tables: Vec<Vec<u64>>,
     /// Pages of recurrent layers of each slot.
     states: Vec<Vec<StatePage>>,
     places: Vec<PagePlace>,
     cells: Vec<CellPlace>,
-    /// Empty between passes.
-    slots: Vec<BatchSlot<'static>>,
+}
+
+impl BatchPages {
+    fn look_up(&mut self, slots: &[SlotView<'_>]) {
+        self.places.clear();
+        let first = slots.iter().take(1);
+        self.places
+            .extend(first.clone().flat_map(|slot| slot.kv.places()));
+        self.cells.clear();
+        self.cells.extend(first.flat_map(|slot| slot.kv.cells()));
+        let tables = slots.iter().flat_map(|slot| slot.kv.page_tables());
+        fill(&mut self.tables, tables);
+        let states = slots.iter();
+        let states = states.map(|slot| slot.kv.state_pages(slot.tokens.len()));
+        fill(&mut self.states, states);
+    }
 }
 
 impl BatchBuffers {
@@ -95,10 +117,7 @@ pub(crate) fn offload(
     let n_angles = RopeTables::n_angles(h, m);
     let BatchBuffers {
         arena: own,
-        tables,
-        states,
-        places,
-        cells,
+        pages,
         slots: batch_slots,
     } = buffers;
     let (hidden, cos, sin, tokens) = own.plan(|f| {
@@ -126,23 +145,14 @@ pub(crate) fn offload(
         };
         forward(pass, threads, arena, &mut NoCallback)?;
     }
-    places.clear();
-    places.extend(slots.iter().take(1).flat_map(|slot| slot.kv.places()));
-    cells.clear();
-    cells.extend(slots.iter().take(1).flat_map(|slot| slot.kv.cells()));
     for slot in &*slots {
         let rows = Rows::All.range(slot);
         slot.rope
             .angles(arch, slot.pos(), (rows.clone(), m), cos, sin);
         tokens[rows].copy_from_slice(slot.tokens);
     }
-    let page_tables = slots.iter().flat_map(|slot| slot.kv.page_tables());
-    fill(tables, page_tables);
-    let state_pages = slots
-        .iter()
-        .map(|slot| slot.kv.state_pages(slot.tokens.len()));
-    fill(states, state_pages);
-    let of_batch = batch_slots_of(slots, tables, states, std::mem::take(batch_slots));
+    pages.look_up(slots);
+    let of_batch = batch_slots_of(slots, pages, std::mem::take(batch_slots));
     let raw = wanted == Wanted::Raw;
     if raw {
         outputs
@@ -155,8 +165,8 @@ pub(crate) fn offload(
         hidden,
         cos,
         sin,
-        places,
-        cells,
+        places: &pages.places,
+        cells: &pages.cells,
     };
     let outputs = BatchOutputs {
         logits: &mut outputs.logits,
@@ -181,13 +191,12 @@ fn fill<T>(lists: &mut Vec<Vec<T>>, from: impl Iterator<Item = impl Iterator<Ite
 /// What a runner has to know of each slot.
 fn batch_slots_of<'a>(
     slots: &'a [SlotView<'_>],
-    tables: &'a [Vec<u64>],
-    states: &'a [Vec<StatePage>],
+    pages: &'a BatchPages,
     memory: Vec<BatchSlot<'static>>,
 ) -> Vec<BatchSlot<'a>> {
-    let mut rest = tables;
+    let mut rest = &pages.tables[..];
     let mut of_batch = reuse(memory);
-    for (slot, states) in slots.iter().zip(states) {
+    for (slot, states) in slots.iter().zip(&pages.states) {
         let rows = Rows::All.range(slot);
         let (tables, others) = rest.split_at(slot.kv.page_tables().len());
         rest = others;

@@ -683,9 +683,9 @@ const COMPUTED: &[&str] = &[
     "internlm2", "jais", "jais2", "laguna", "lfm2", "lfm2moe", "llama", "llama4", "maincoder", "maple",
     "mellum", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "mpt", "muse-glimmer",
     "nemotron", "olmo", "olmo2", "olmoe", "openelm", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3",
-    "plamo", "plamo3", "plm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl",
-    "qwen3vlmoe", "refact", "seed_oss", "smallthinker", "smollm3", "spark2_5", "stablelm", "starcoder",
-    "starcoder2", "step35", "xverse",
+    "plamo", "plamo3", "plm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe",
+    "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smallthinker", "smollm3",
+    "spark2_5", "stablelm", "starcoder", "starcoder2", "step35", "xverse",
 ];
 
 #[test]

@@ -29,7 +29,7 @@ pub(crate) struct BehaviourArgs {
     /// Seed of facts and questions
     #[arg(long, value_name = "N", default_value_t = BehaviourOptions::default().seed, requires = "behaviour")]
     facts_seed: u64,
-    /// How often consolidation reads its lessons
+    /// How often consolidation reads its questions
     #[arg(long, value_name = "N", default_value_t = BehaviourOptions::default().epochs, requires = "behaviour")]
     epochs: f32,
 }

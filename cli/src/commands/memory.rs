@@ -7,7 +7,9 @@ use crate::io::{Failure, Progress, check_overwrite, note, print, print_json, siz
 use clap::Subcommand;
 use ruvllm::Engine;
 use ruvllm::engine::EngineOptions;
-use ruvllm_learn::memory::{Lesson, Memory, MemoryOptions, NewEntry, QuestionOptions, Verdict};
+use ruvllm_learn::memory::{
+    Memory, MemoryOptions, NewEntry, QuestionAnswer, QuestionOptions, Verdict,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -20,8 +22,8 @@ Examples:
   ruvllm memory edit mine 1 'The gauge at Ossen Weir is read daily.' --verdict partial
   ruvllm memory export mine -o memory.jsonl
   ruvllm memory forget mine 1
-  ruvllm memory lessons mine -m model.gguf -o lessons.jsonl
-  ruvllm train -m model.gguf -f lessons.jsonl --control manual.txt --max-divergence 0.2 --rank 16 \
+  ruvllm memory questions mine -m model.gguf -o questions.jsonl
+  ruvllm train -m model.gguf -f questions.jsonl --control manual.txt --max-divergence 0.2 --rank 16 \
     --lr 1e-3 --epochs 20 --batch 16 -o adapter.gguf      so that it is known without notes
   ruvllm chat -m model.gguf --memory mine      tells the model what is like a message
 
@@ -94,7 +96,7 @@ enum Action {
         overwrite: bool,
     },
     /// Have a model write questions about what is remembered, to train on (`ruvllm train`)
-    Lessons(Box<LessonsArgs>),
+    Questions(Box<QuestionsArgs>),
     /// Forget entries
     Forget {
         /// The folder
@@ -109,7 +111,7 @@ enum Action {
 }
 
 #[derive(clap::Args)]
-struct LessonsArgs {
+struct QuestionsArgs {
     /// The folder
     folder: PathBuf,
     #[command(flatten)]
@@ -201,7 +203,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let lines = entries.map(|entry| entry_json(&memory, entry));
             write_lines(lines, output.as_ref(), *overwrite)
         }
-        Action::Lessons(args) => lessons(args),
+        Action::Questions(args) => questions(args),
         Action::Forget {
             folder,
             numbers,
@@ -251,7 +253,7 @@ fn write_lines(
     }
 }
 
-fn lessons(args: &LessonsArgs) -> Result<(), Failure> {
+fn questions(args: &QuestionsArgs) -> Result<(), Failure> {
     let memory = existing(&args.folder)?;
     let model = args.model.open(&args.placement)?;
     let engine = Engine::new(
@@ -266,21 +268,21 @@ fn lessons(args: &LessonsArgs) -> Result<(), Failure> {
         seed: args.seed,
     };
     let bar = Progress::new("writing questions", memory.entries().len() as u64);
-    let lessons = memory.lessons(&engine, &options, &mut |done| bar.set(done as u64))?;
+    let pairs = memory.question_answers(&engine, &options, &mut |done| bar.set(done as u64))?;
     drop(bar);
     let has_template = model.chat_template().is_some();
-    let lines = lessons.iter();
-    let lines = lines.map(|lesson| lesson_json(lesson, has_template));
+    let lines = pairs.iter();
+    let lines = lines.map(|pair| pair_json(pair, has_template));
     write_lines(lines, args.output.as_ref(), args.overwrite)
 }
 
 /// A line of what `ruvllm train` reads: a conversation where the model knows any.
-fn lesson_json(lesson: &Lesson, has_template: bool) -> Value {
-    let (prompt, completion) = lesson.text();
-    match &lesson.question {
+fn pair_json(pair: &QuestionAnswer, has_template: bool) -> Value {
+    let (prompt, completion) = pair.text();
+    match &pair.question {
         Some(question) if has_template => json!({"messages": [
             {"role": "user", "content": question},
-            {"role": "assistant", "content": lesson.answer},
+            {"role": "assistant", "content": pair.answer},
         ]}),
         Some(_) => json!({"prompt": prompt, "completion": completion}),
         None => json!({"text": completion}),

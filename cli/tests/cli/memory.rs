@@ -61,22 +61,19 @@ fn a_memory_is_seen_changed_and_forgotten() {
         &["memory.jsonl"],
     );
 
-    // Lessons are of what is right, a line each that `train` reads.
-    let out = folder.name("lessons.jsonl");
-    text(&memory(&["lessons", &mine, "-n", "1", "-o", &out]));
-    let lessons = std::fs::read_to_string(&out).unwrap();
-    assert!(
-        lessons.contains(by) && !lessons.contains(gauge),
-        "{lessons}"
-    );
-    assert!(!lessons.contains("9917"), "{lessons}");
+    // Questions are of what is right, a line each that `train` reads.
+    let out = folder.name("questions.jsonl");
+    text(&memory(&["questions", &mine, "-n", "1", "-o", &out]));
+    let pairs = std::fs::read_to_string(&out).unwrap();
+    assert!(pairs.contains(by) && !pairs.contains(gauge), "{pairs}");
+    assert!(!pairs.contains("9917"), "{pairs}");
     let adapter = folder.name("adapter.gguf");
     let train = ["train", "-f", &out, "-o", &adapter, "--epochs", "1"];
     text(&run(&[&train[..], &["--held-out", "0"]].concat()));
     fails(
-        &["memory", "lessons", &mine, "-o", &out],
+        &["memory", "questions", &mine, "-o", &out],
         1,
-        &["lessons.jsonl"],
+        &["questions.jsonl"],
     );
 
     text(&memory(&["forget", &mine, "--session", "trip"]));

@@ -38,5 +38,5 @@ pub use error::MemoryError;
 pub use folder::{Memory, MemoryOptions};
 pub use index::Hit;
 pub use notes::{Notes, NotesOptions};
-pub use questions::{Lesson, QuestionOptions};
+pub use questions::{QuestionAnswer, QuestionOptions};
 pub use vectors::Vectors;

@@ -48,7 +48,7 @@ impl Default for QuestionOptions {
 /// nothing is learnt that was not said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Lesson {
+pub struct QuestionAnswer {
     /// The entry's number.
     pub number: u64,
     /// The question; none is the entry by itself.
@@ -57,8 +57,8 @@ pub struct Lesson {
     pub answer: String,
 }
 
-impl Lesson {
-    /// The lesson as a text: what is given, and what is to be learnt.
+impl QuestionAnswer {
+    /// The pair as a text: what is given, and what is to be learnt.
     pub fn text(&self) -> (String, String) {
         match &self.question {
             Some(question) => (
@@ -69,7 +69,7 @@ impl Lesson {
         }
     }
 
-    /// The lesson as an example to train on.
+    /// The pair as an example to train on.
     pub fn example(&self, tokenizer: &Tokenizer) -> Example {
         let (given, learnt) = self.text();
         let given = tokenizer.encode(&given, true, false);
@@ -78,23 +78,23 @@ impl Lesson {
 }
 
 impl Memory {
-    /// Lessons of all entries that are right and that nothing corrects: each by itself, and
+    /// Questions and answers of all entries that are right and that nothing corrects: each by itself, and
     /// questions about it. `progress` is called before each entry with the number of those done.
-    /// The same folder, model and options give the same lessons.
+    /// The same folder, model and options give the same pairs.
     ///
     /// # Errors
     /// If the model has no tokenizer, or a pass fails.
-    pub fn lessons(
+    pub fn question_answers(
         &self,
         engine: &Engine,
         options: &QuestionOptions,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Lesson>, MemoryError> {
+    ) -> Result<Vec<QuestionAnswer>, MemoryError> {
         let tokenizer = engine.model().tokenizer();
         let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
         let mut shown = engine.session()?;
         shown.prefill(&tokenizer.encode(SHOWN, true, false))?;
-        let mut lessons = Vec::new();
+        let mut pairs = Vec::new();
         let counts = |verdict| verdict == Verdict::Success;
         let entries = self.entries().iter();
         let entries = entries.filter(|entry| counts(entry.verdict));
@@ -106,13 +106,13 @@ impl Memory {
             let is_about = |question: &str| is_about(question, &entry.text);
             let questions = questions(&shown, &asked, (options.each, seed), is_about)?;
             let questions = questions.into_iter().map(Some).chain([None]);
-            lessons.extend(questions.map(|question| Lesson {
+            pairs.extend(questions.map(|question| QuestionAnswer {
                 number: entry.number,
                 question,
                 answer: entry.text.clone(),
             }));
         }
-        Ok(lessons)
+        Ok(pairs)
     }
 }
 
@@ -182,9 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn lessons_say_what_was_said() -> Result<(), Box<dyn std::error::Error>> {
+    fn answers_say_what_was_said() -> Result<(), Box<dyn std::error::Error>> {
         let model = Model::open("../models/ruvllm-rust-6m-q8_0.gguf")?;
-        let folder = std::env::temp_dir().join(format!("ruvllm-lessons-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("ruvllm-questions-{}", std::process::id()));
         let mut memory = Memory::open(&folder, &MemoryOptions::default())?;
         let texts = [
             "The gauge is read by Talvo.",
@@ -201,14 +201,14 @@ mod tests {
             each: 2,
             ..Default::default()
         };
-        let lessons = memory.lessons(&model.engine()?, &options, &mut |_| ())?;
-        assert!((1..=3).contains(&lessons.len()), "{lessons:?}");
-        assert!(lessons.iter().all(|lesson| lesson.answer == texts[1]));
-        let questions = lessons.iter().filter_map(|lesson| lesson.question.as_ref());
+        let pairs = memory.question_answers(&model.engine()?, &options, &mut |_| ())?;
+        assert!((1..=3).contains(&pairs.len()), "{pairs:?}");
+        assert!(pairs.iter().all(|pair| pair.answer == texts[1]));
+        let questions = pairs.iter().filter_map(|pair| pair.question.as_ref());
         assert!(questions.clone().all(|question| question.ends_with('?')));
-        assert_eq!(questions.collect::<BTreeSet<_>>().len(), lessons.len() - 1);
-        let again = memory.lessons(&model.engine()?, &options, &mut |_| ())?;
-        assert_eq!(again, lessons);
+        assert_eq!(questions.collect::<BTreeSet<_>>().len(), pairs.len() - 1);
+        let again = memory.question_answers(&model.engine()?, &options, &mut |_| ())?;
+        assert_eq!(again, pairs);
         drop(memory);
         std::fs::remove_dir_all(&folder)?;
         Ok(())

@@ -106,7 +106,7 @@ impl Element {
     }
 
     /// Whether kernels with such a buffer access pages.
-    pub fn has_addresses(self) -> bool {
+    pub(crate) fn has_addresses(self) -> bool {
         matches!(self, Element::Page | Element::State)
     }
 

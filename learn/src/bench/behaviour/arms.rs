@@ -35,7 +35,7 @@ pub enum BehaviourArm {
     Both,
     /// An adapter of [`Trainer`] on the conversations, with its defaults and without a bound.
     Training,
-    /// An adapter of [`Trainer`] on lessons of a [`Memory`], with control text replayed.
+    /// An adapter of [`Trainer`] on questions and answers of a [`Memory`], with control text replayed.
     Consolidation,
 }
 
@@ -237,9 +237,9 @@ impl<'a> Pupil<'a> {
                 let Some((memory, _)) = &self.memory else {
                     return Ok(0.0);
                 };
-                let lessons =
-                    memory.lessons(&self.engine, &QuestionOptions::default(), &mut |_| ())?;
-                let examples = lessons.iter().map(|lesson| lesson.example(self.tokenizer));
+                let options = QuestionOptions::default();
+                let pairs = memory.question_answers(&self.engine, &options, &mut |_| ())?;
+                let examples = pairs.iter().map(|pair| pair.example(self.tokenizer));
                 self.adapter = Some(self.train(
                     examples.collect(),
                     TrainOptions {

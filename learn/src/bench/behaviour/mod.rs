@@ -55,7 +55,7 @@ pub struct BehaviourOptions {
     pub n_ctx: usize,
     /// Number of threads, as in [`EngineOptions`].
     pub n_threads: Option<NonZeroUsize>,
-    /// How often [`BehaviourArm::Consolidation`] reads its lessons. Default 20.
+    /// How often [`BehaviourArm::Consolidation`] reads its questions. Default 20.
     pub epochs: f32,
     /// Bound of [`BehaviourArm::Consolidation`] on the mean divergence on control text, in nats.
     /// Default 0.2.
