@@ -608,7 +608,7 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
 fn compared(
     device: &Device,
     model: &Model,
-    (n, seeds): (usize, [u64; 2]),
+    (n, seeds): (usize, [usize; 2]),
     most_of_cost: f64,
 ) -> Result<(String, bool), String> {
     let runner = match runner(device, model, usize::MAX) {
@@ -619,7 +619,7 @@ fn compared(
     let gpu = Engine::with_runner(model, &EngineOptions::default(), runner).unwrap();
     let cpu = engine(model, 2);
     let of = |engine: &Engine, kv_type: KvType| {
-        let logits_of = |seed: u64| {
+        let logits_of = |seed: usize| {
             let tokens = tokens(n, seed, model.hparams().n_vocab);
             let options = SessionOptions {
                 kv_type,
@@ -641,7 +641,7 @@ fn compared(
 
 /// Seeds of the texts of a model; of SmallThinker's text 7 two experts of a token are all but equally
 /// good, and which is chosen is chance.
-fn seeds(name: &str) -> [u64; 2] {
+fn seeds(name: &str) -> [usize; 2] {
     if name.starts_with("smallthinker") {
         [1, 2]
     } else {
