@@ -114,12 +114,6 @@ enum Action {
 struct QuestionsArgs {
     /// The folder
     folder: PathBuf,
-    #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    threads: ThreadsArg,
     /// Most questions about an entry
     #[arg(short, long, value_name = "N", default_value_t = QuestionOptions::default().each)]
     n: usize,
@@ -132,6 +126,12 @@ struct QuestionsArgs {
     /// Replace the file if it exists
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 /// The memory of a folder that exists.
