@@ -106,6 +106,7 @@ impl Element {
     }
 
     /// Whether kernels with such a buffer access pages.
+    #[cfg(feature = "webgpu")]
     pub(crate) fn has_addresses(self) -> bool {
         matches!(self, Element::Page | Element::State)
     }
