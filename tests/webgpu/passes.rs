@@ -639,8 +639,9 @@ fn compared(
     Ok((text, is_close))
 }
 
-/// Seeds of the texts of a model. Where two experts of a token are all but equally good, which is
-/// chosen is chance, and the text another one.
+/// Seeds of the texts of a model: others where a single token of the usual ones differs as if it had
+/// another expert, which is chance where two are all but equally good (their routers were not
+/// looked at).
 fn seeds(name: &str) -> [usize; 3] {
     match name {
         "glm4moe" | "glm4moe-mtp" => [2, 3, 4],
