@@ -2,7 +2,7 @@
 
 use crate::io::Failure;
 use ruvllm::Tokenizer;
-use ruvllm_learn::memory::{Memory, MemoryOptions, Notes, NotesOptions};
+use ruvllm_learn::memory::{Memory, MemoryError, MemoryOptions, Notes, NotesOptions};
 use std::path::PathBuf;
 
 /// Where what was told is remembered.
@@ -31,6 +31,6 @@ pub(crate) fn notes(
     memory: &mut Memory,
     question: &str,
     tokenizer: &Tokenizer,
-) -> Result<Notes, Failure> {
-    Ok(memory.notes(question, None, tokenizer, &NotesOptions::default())?)
+) -> Result<Notes, MemoryError> {
+    memory.notes(question, None, tokenizer, &NotesOptions::default())
 }

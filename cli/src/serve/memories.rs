@@ -4,9 +4,10 @@ use super::args::ServerArgs;
 use super::auth::name_of;
 use super::http::error::ApiError;
 use super::ids::Caller;
+use crate::flags::notes;
 use crate::io::Failure;
 use ruvllm::Tokenizer;
-use ruvllm_learn::memory::{Memory, MemoryOptions, Notes, NotesOptions};
+use ruvllm_learn::memory::{Memory, MemoryOptions, Notes};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -51,7 +52,7 @@ impl Memories {
         let Some(mut memory) = self.of(caller) else {
             return Ok(Notes::default());
         };
-        let notes = memory.notes(question, None, tokenizer, &NotesOptions::default());
+        let notes = notes(&mut memory, question, tokenizer);
         notes.map_err(|error| ApiError::internal(error.to_string()))
     }
 }
