@@ -44,6 +44,11 @@ impl RowTimes {
             let time = time.min(if is_old { most } else { 2.0 * *mean });
             *mean += (time - *mean) * if is_old { 1.0 } else { NEWEST };
             *pass = n_passes;
+            // Fewer rows never take longer. Whoever always drafts would not measure them again.
+            let most = *mean;
+            for (mean, _) in &mut self.rows[..n - 1] {
+                *mean = mean.min(most);
+            }
         }
     }
 
@@ -134,6 +139,19 @@ mod tests {
         close(times.estimate(1), 0.012);
         times.note(2, MS(10_000));
         close(times.estimate(2), 0.024);
+    }
+
+    #[test]
+    fn fewer_rows_take_no_longer() {
+        let mut times = RowTimes::default();
+        // Others delayed the only pass over one row.
+        times.note(1, MS(40));
+        times.note(3, MS(12));
+        close(times.estimate(1), 0.012);
+        close(times.estimate(2), 0.012);
+        times.note(2, MS(11));
+        close(times.estimate(1), 0.011);
+        close(times.estimate(3), 0.012);
     }
 
     #[test]
