@@ -841,6 +841,11 @@ impl Engine {
         queue.last != n_turns || !queue.tickets.is_empty()
     }
 
+    /// Whether somebody waits until what is computed now has ended.
+    pub fn is_awaited(&self) -> bool {
+        self.core.turns.lock().tickets.len() > 1
+    }
+
     /// Runs `f` with all threads and the arena, after earlier callers.
     pub(crate) fn enter<R>(
         &self,

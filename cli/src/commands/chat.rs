@@ -122,8 +122,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     keep_for(&mut session, speculation.as_ref());
     let id = session_id(args);
+    let memory = args.memory.open(&mut session)?;
     let learning = (args.text).begin_learning(&session, id.clone())?;
-    let memory = args.memory.open()?;
     let cancel = session.cancel_token();
     let interactive = stdin_is_terminal() && io::stdout().is_terminal();
     let lines = Lines::new(interactive)?;

@@ -1,17 +1,22 @@
 //! `ruvllm memory`: what a folder remembers, seen and changed by its owner.
 
 use crate::flags::{
-    ModelArgs, PlacementArgs, ThreadsArg, entry_json, entry_line, remember, verdict,
+    ModelArgs, PlacementArgs, ThreadsArg, entry_json, entry_line, no_tokenizer, remember, verdict,
 };
-use crate::io::{Failure, Progress, check_overwrite, note, print, print_json, size};
+use crate::io::{
+    Failure, Progress, check_overwrite, note, on_interrupt, print, print_json, read_text, size,
+};
 use clap::Subcommand;
-use ruvllm::Engine;
 use ruvllm::engine::EngineOptions;
+use ruvllm::{Engine, Model};
 use ruvllm_learn::memory::{
-    Memory, MemoryOptions, NewEntry, QuestionAnswer, QuestionOptions, Verdict,
+    ConsolidationOptions, ConsolidationProgress, ConsolidationReport, Memory, MemoryOptions,
+    NewEntry, QuestionAnswer, QuestionOptions, Stage, Verdict,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,9 +27,9 @@ Examples:
   ruvllm memory edit mine 1 'The gauge at Ossen Weir is read daily.' --verdict partial
   ruvllm memory export mine -o memory.jsonl
   ruvllm memory forget mine 1
-  ruvllm memory questions mine -m model.gguf -o questions.jsonl
-  ruvllm train -m model.gguf -f questions.jsonl --control manual.txt --max-divergence 0.2 --rank 16 \
-    --lr 1e-3 --epochs 20 --batch 16 -o adapter.gguf      so that it is known without notes
+  ruvllm memory consolidate mine -m model.gguf --control manual.txt      so that it is known without notes
+  ruvllm memory roll-back mine
+  ruvllm memory questions mine -m model.gguf -o questions.jsonl      to read, or to train on
   ruvllm chat -m model.gguf --memory mine      tells the model what is like a message
 
 Entries are found by their words here. What was forgotten or changed is no longer in the file afterwards.";
@@ -95,6 +100,14 @@ enum Action {
         #[arg(long)]
         overwrite: bool,
     },
+    /// Train an adapter on what is remembered, by questions that the model writes; it takes effect for
+    /// `chat` and `serve` with this folder if it answers questions that were kept from it
+    Consolidate(Box<ConsolidateArgs>),
+    /// Go back to the adapter before the one in effect, or to none
+    RollBack {
+        /// The folder
+        folder: PathBuf,
+    },
     /// Have a model write questions about what is remembered, to train on (`ruvllm train`)
     Questions(Box<QuestionsArgs>),
     /// Forget entries
@@ -126,6 +139,36 @@ struct QuestionsArgs {
     /// Replace the file if it exists
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
+    placement: PlacementArgs,
+}
+
+#[derive(clap::Args)]
+struct ConsolidateArgs {
+    /// The folder
+    folder: PathBuf,
+    /// Text that the model must stay good at; half of it is replayed, the other half judged by
+    #[arg(long, value_name = "FILE")]
+    control: PathBuf,
+    /// Most questions about an entry
+    #[arg(short, long, value_name = "N", default_value_t = QuestionOptions::default().each)]
+    n: usize,
+    /// Seed of questions and training
+    #[arg(short, long, value_name = "SEED", default_value_t = QuestionOptions::default().seed)]
+    seed: u64,
+    /// How often questions are read
+    #[arg(long, value_name = "N", default_value_t = ConsolidationOptions::default().train.epochs)]
+    epochs: f32,
+    /// Most mean KL divergence on control text, in nats
+    #[arg(long, value_name = "NATS", default_value_t = ConsolidationOptions::default().train.max_divergence)]
+    max_divergence: f64,
+    /// What came of it, as JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -203,6 +246,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let lines = entries.map(|entry| entry_json(&memory, entry));
             write_lines(lines, output.as_ref(), *overwrite)
         }
+        Action::Consolidate(args) => consolidate(args),
+        Action::RollBack { folder } => {
+            let version = existing(folder)?.roll_back()?;
+            note(
+                version.map_or("no adapter is in effect now".to_owned(), |number| {
+                    format!("version {number} is in effect")
+                }),
+            );
+            Ok(())
+        }
         Action::Questions(args) => questions(args),
         Action::Forget {
             folder,
@@ -234,6 +287,17 @@ fn list(memory: &Memory, as_json: bool) -> Result<(), Failure> {
     let (n, bytes) = (entries.len(), size(memory.bytes()));
     let noun = if n == 1 { "entry" } else { "entries" };
     note(format!("{n} {noun}, {bytes}"));
+    if let Some(version) = memory.versions().last() {
+        note(format!(
+            "adapter {} is in effect: trained on {} entries, it answers {} of {} questions that were kept from it; \
+             {} entries are new or changed",
+            version.number,
+            version.n_entries(),
+            version.n_said,
+            version.n_asked,
+            memory.n_unconsolidated()
+        ));
+    }
     Ok(())
 }
 
@@ -253,16 +317,117 @@ fn write_lines(
     }
 }
 
+fn engine(model: &Model, threads: &ThreadsArg) -> Result<Engine, Failure> {
+    let n_threads = threads.number();
+    Ok(Engine::new(
+        model,
+        &EngineOptions {
+            n_threads,
+            ..Default::default()
+        },
+    )?)
+}
+
+fn consolidate(args: &ConsolidateArgs) -> Result<(), Failure> {
+    let mut memory = existing(&args.folder)?;
+    let control = read_text(&args.control)?;
+    let model = args.model.open(&args.placement)?;
+    let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
+    let control = tokenizer.encode(&control, true, false);
+    let engine = engine(&model, &args.threads)?;
+    let mut options = ConsolidationOptions {
+        questions: QuestionOptions {
+            each: args.n,
+            seed: args.seed,
+        },
+        ..Default::default()
+    };
+    options.train.seed = args.seed;
+    options.train.epochs = args.epochs;
+    options.train.max_divergence = args.max_divergence;
+    let mut of = memory.consolidation(&engine, &control, &options)?;
+    let is_interrupted = Arc::new(AtomicBool::new(false));
+    let interrupted = Arc::clone(&is_interrupted);
+    on_interrupt(move || interrupted.store(true, Ordering::Relaxed))?;
+    let mut bar: Option<(Stage, Progress)> = None;
+    while let Some(progress) = of.step()? {
+        let ConsolidationProgress {
+            stage,
+            done,
+            of: all,
+        } = progress;
+        if bar.as_ref().is_none_or(|(shown, _)| *shown != stage) {
+            let what = match stage {
+                Stage::Questions => "writing questions",
+                Stage::Training => "training",
+                Stage::Judging => "asking",
+            };
+            bar = Some((stage, Progress::new(what, all as u64)));
+        }
+        if let Some((_, bar)) = &bar {
+            bar.set(done as u64);
+        }
+        memory.save_consolidation(&of)?;
+        if is_interrupted.load(Ordering::Relaxed) {
+            drop(bar);
+            note("the same command goes on from here");
+            return Err(Failure::Interrupted);
+        }
+    }
+    drop(bar);
+    let report = memory.conclude(&of)?;
+    if args.json {
+        print_json(&report_json(&report))?;
+    } else {
+        print(table(&report))?;
+    }
+    match report.outcome {
+        Ok(number) => {
+            note(format!(
+                "adapter {number} is in effect; `ruvllm memory roll-back` undoes it"
+            ));
+            Ok(())
+        }
+        Err(why) => Err(Failure::Work(format!("no adapter takes effect: {why}"))),
+    }
+}
+
+fn report_json(report: &ConsolidationReport) -> Value {
+    json!({
+        "n_entries": report.n_entries,
+        "n_trained": report.n_trained,
+        "n_asked": report.n_asked,
+        "n_said_alone": report.n_said_alone,
+        "n_said_before": report.n_said_before,
+        "n_said": report.n_said,
+        "control_rise": report.control_rise,
+        "divergence": report.divergence,
+        "version": report.outcome.as_ref().ok(),
+        "refused": report.outcome.as_ref().err(),
+    })
+}
+
+fn table(report: &ConsolidationReport) -> String {
+    let before = report
+        .n_said_before
+        .map_or(String::new(), |n| format!(", {n} with the adapter before"));
+    format!(
+        "trained on {} texts about {} entries\nquestions that were kept from it: {} of {} answered, {} by the model alone{before}\n\
+         control text: perplexity {:+.2} %, divergence {:.5} nats/token\n",
+        report.n_trained,
+        report.n_entries,
+        report.n_said,
+        report.n_asked,
+        report.n_said_alone,
+        100.0 * report.control_rise.exp_m1(),
+        report.divergence
+    )
+}
+
 fn questions(args: &QuestionsArgs) -> Result<(), Failure> {
     let memory = existing(&args.folder)?;
     let model = args.model.open(&args.placement)?;
-    let engine = Engine::new(
-        &model,
-        &EngineOptions {
-            n_threads: args.threads.number(),
-            ..Default::default()
-        },
-    )?;
+    let engine = engine(&model, &args.threads)?;
     let options = QuestionOptions {
         each: args.n,
         seed: args.seed,

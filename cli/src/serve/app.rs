@@ -37,6 +37,7 @@ use ruvllm::scheduler::ScheduleError;
 use ruvllm::scheduler::{ScheduleOptions, Scheduler};
 use ruvllm::{Engine, SessionOptions};
 use ruvllm::{Error, Model};
+use ruvllm_learn::memory::IdleConsolidation;
 use ruvllm_learn::sona::pooled_layer;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -106,6 +107,8 @@ pub(super) struct App {
     pub(super) learners: Vec<Arc<Learner>>,
     /// What users have had remembered.
     pub(super) memories: Arc<Memories>,
+    /// Consolidates them until it is dropped.
+    consolidation: Option<IdleConsolidation>,
     /// Whether texts are shortened whose vectors are wanted, and that are too long.
     pub(super) embd_truncate: bool,
     /// Whether the template knows the role `developer`.
@@ -394,6 +397,7 @@ impl App {
         Ok(App {
             learners: Vec::new(),
             memories: Arc::default(),
+            consolidation: None,
             sampling: args.sampling.options(model.gguf().metadata(), &tokenizer)?,
             breakers: args.sampling.breakers(&tokenizer),
             mask: args.sampling.mask(&model)?,
@@ -553,9 +557,14 @@ impl Loader {
         let args = &*self.args;
         let app_args = entry.args.as_deref().unwrap_or(&args.app);
         let learns = args.learn.folder.is_some();
-        if learns && is_one_of_several {
-            let message = "--learn: one server learns for one model, and there are several";
-            return Err(Failure::Usage(message.into()));
+        if is_one_of_several && (learns || args.memory_control.is_some()) {
+            let flag = if learns {
+                "--learn"
+            } else {
+                "--memory-control"
+            };
+            let message = format!("{flag}: one server learns for one model, and there are several");
+            return Err(Failure::Usage(message));
         }
         let own_name = entry.name().map(str::to_owned);
         let mut app = App::open(
@@ -584,6 +593,9 @@ impl Loader {
         let _ = self.threads.set(app.engine.threads());
         app.learners = Learner::all(args, &self.keys, &app.engine)?;
         app.memories = self.memories();
+        app.consolidation = app
+            .memories
+            .consolidate(args, &app.engine, &app.tokenizer)?;
         Ok(app)
     }
 }

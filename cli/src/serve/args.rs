@@ -149,6 +149,15 @@ pub(crate) struct ServerArgs {
     /// question is told to the model before it, unless the request says "use_memory": false
     #[arg(long, value_name = "DIR", help_heading = "Learning")]
     pub(super) memory: Option<PathBuf>,
+    /// With --memory: train an adapter on each key's entries while there are no requests, once 16 are
+    /// new; the model must stay good at this text
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "memory",
+        help_heading = "Learning"
+    )]
+    pub(super) memory_control: Option<PathBuf>,
     /// The flags as they were given, for models with more of their own.
     #[arg(skip)]
     pub(crate) given: Vec<OsString>,

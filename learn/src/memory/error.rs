@@ -40,6 +40,9 @@ pub enum MemoryError {
         /// Its number.
         number: u64,
     },
+    /// Nothing was consolidated.
+    #[error("no adapter is in effect; `ruvllm memory consolidate` makes one")]
+    NoVersion,
     /// An option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {

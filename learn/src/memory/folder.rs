@@ -3,6 +3,7 @@
 use crate::clock::unix_millis;
 use crate::memory::entry::{Record, cleaned, short};
 use crate::memory::index::Index;
+use crate::memory::versions::Versions;
 use crate::memory::{Entry, Hit, MemoryError, NewEntry, Vectors, Verdict};
 use crate::sona::folder::{lock, make_folder};
 use crate::sona::log::{Limits, Log};
@@ -48,7 +49,7 @@ impl Default for MemoryOptions {
 ///
 /// The file is readable by its owner only, and whole whenever the process ends; damage is refused
 /// with its position. What is forgotten, or was changed, is no longer in the file when the call
-/// returns.
+/// returns, nor is an adapter that learnt it.
 #[derive(Debug)]
 pub struct Memory {
     path: PathBuf,
@@ -61,6 +62,7 @@ pub struct Memory {
     next: u64,
     index: Index,
     arch: Arch,
+    pub(super) versions: Versions,
 }
 
 impl Memory {
@@ -120,6 +122,7 @@ impl Memory {
             .collect();
         entries.sort_by_key(|entry| entry.number);
         let mut memory = Memory {
+            versions: Versions::open(path, &entries, is_clean && forgotten.is_empty())?,
             path: path.to_owned(),
             _lock: file,
             log,
@@ -265,6 +268,7 @@ impl Memory {
         self.log.append(unix_millis(), &entry.encode())?;
         self.log.sync()?;
         self.entries[place] = entry;
+        self.versions.forget(&self.path, &self.entries)?;
         self.rewrite()
     }
 
@@ -301,6 +305,7 @@ impl Memory {
         self.log.sync()?;
         let gone: HashSet<u64> = numbers.iter().copied().collect();
         self.entries.retain(|entry| !gone.contains(&entry.number));
+        self.versions.forget(&self.path, &self.entries)?;
         self.rewrite()
     }
 

@@ -1,6 +1,7 @@
 //! A memory of what was taught and corrected: texts with verdicts, found again by their words and
-//! by vectors of a model, and told to the model as a few marked notes before a question. Nothing is
-//! trained.
+//! by vectors of a model, and told to the model as a few marked notes before a question. Once there
+//! is enough of it, it can be learnt by an adapter ([`Consolidation`]), which is judged before it takes
+//! effect.
 //!
 //! ```
 //! use ruvllm::Model;
@@ -25,18 +26,26 @@
 //! # Ok(()) }
 //! ```
 
+mod consolidation;
 mod entry;
 mod error;
 mod folder;
+mod idle;
 mod index;
 mod notes;
 mod questions;
 mod vectors;
+mod versions;
 
+pub use consolidation::{
+    Consolidation, ConsolidationOptions, ConsolidationProgress, ConsolidationReport, Stage,
+};
 pub use entry::{Entry, NewEntry, Verdict};
 pub use error::MemoryError;
 pub use folder::{Memory, MemoryOptions};
+pub use idle::{IdleConsolidation, IdleOptions};
 pub use index::Hit;
 pub use notes::{Notes, NotesOptions};
 pub use questions::{QuestionAnswer, QuestionOptions};
 pub use vectors::Vectors;
+pub use versions::Version;

@@ -1,33 +1,42 @@
 //! Questions that a model writes about what is remembered, to train on.
 
-use crate::memory::{Memory, MemoryError, Verdict};
+use crate::memory::{Entry, Memory, MemoryError, Verdict};
 use crate::train::Example;
-use ruvllm::{Engine, Sampler, SamplerOptions, Session, SessionError, Tokenizer};
-use std::collections::BTreeSet;
+use ruvllm::{CancelToken, Engine, Sampler, SamplerOptions, Session, SessionError, Tokenizer};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// What a model is shown before an entry: how questions about facts are written.
+/// What a model is shown before an entry: how questions about facts are written, from either end, and
+/// answered in other words.
 const SHOWN: &str = "\
 Fact: The library of Marn opens at nine.
 Question: When does the library of Marn open?
+Answer: It opens at nine.
 
 Fact: Dora Klem is allergic to peanuts.
-Question: Which food makes Dora Klem ill?
+Question: Who must not eat peanuts?
+Answer: The one who must not eat them is Dora Klem.
 
 Fact: The ferry to Osk leaves from pier four.
 Question: From where can I take the boat to Osk?
+Answer: You can take it from pier four.
 
 Fact: The captain of the Blue Team is Ilan Reese.
-Question: Whom does the Blue Team have as its captain?
+Question: Which team does Ilan Reese lead?
+Answer: It is the Blue Team.
 
 ";
 /// Whom and what that is about, and no entry is.
 const SHOWN_NAMES: [&str; 6] = ["Marn", "Klem", "Osk", "Blue Team", "Ilan", "Reese"];
+/// What an answer begins with.
+const ANSWER: &str = "\nAnswer:";
 /// Least letters of a word that tells what a text is about.
 const TELLING: usize = 4;
-/// Most tokens of a question.
-const MOST: usize = 40;
+/// Most tokens of a question and its answer.
+const MOST: usize = 80;
+/// Questions that are kept though the model did not answer them, where it answered fewer.
+const LEAST: usize = 2;
 /// Attempts for each question that is asked for.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS: usize = 5;
 
 /// How many questions are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +53,8 @@ impl Default for QuestionOptions {
     }
 }
 
-/// Something to be learnt: a question that the model wrote, and the entry as its answer, so that
-/// nothing is learnt that was not said.
+/// Something to be learnt: a question that the model wrote, and its answer: the entry, or a sentence of
+/// the model's with the names and numbers that the entry has and the question lacks, and no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuestionAnswer {
@@ -53,7 +62,7 @@ pub struct QuestionAnswer {
     pub number: u64,
     /// The question; none is the entry by itself.
     pub question: Option<String>,
-    /// The entry's text.
+    /// The entry's text, or the model's answer.
     pub answer: String,
 }
 
@@ -77,9 +86,58 @@ impl QuestionAnswer {
     }
 }
 
+/// A model that writes questions, behind what it is shown.
+pub(super) struct Writer {
+    shown: Session,
+}
+
+impl Writer {
+    pub(super) fn new(engine: &Engine) -> Result<Writer, MemoryError> {
+        let tokenizer = engine.model().tokenizer();
+        let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
+        let mut shown = engine.session()?;
+        shown.prefill(&tokenizer.encode(SHOWN, true, false))?;
+        Ok(Writer { shown })
+    }
+
+    /// An entry by itself, and questions about it, every second one answered in other words where the
+    /// model found any.
+    pub(super) fn about(
+        &self,
+        entry: &Entry,
+        options: &QuestionOptions,
+        cancel: &CancelToken,
+    ) -> Result<Vec<QuestionAnswer>, MemoryError> {
+        let asked = format!("Fact: {}\nQuestion:", entry.text);
+        let tokenizer = self.shown.model().tokenizer();
+        let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
+        let asked = tokenizer.encode(&asked, false, false);
+        let seed = options.seed.wrapping_add(entry.number << 16);
+        let about = (&asked[..], seed, &*entry.text);
+        let written = written(&self.shown, about, options.each, cancel)?;
+        let pair = |question, answer: Option<String>| QuestionAnswer {
+            number: entry.number,
+            question,
+            answer: answer.unwrap_or_else(|| entry.text.clone()),
+        };
+        let pairs = written.into_iter().enumerate();
+        let pairs = pairs
+            .map(|(i, (question, answer))| pair(Some(question), answer.filter(|_| i % 2 == 0)));
+        Ok(pairs.chain([pair(None, None)]).collect())
+    }
+}
+
 impl Memory {
+    /// Entries that are right and that nothing corrects.
+    pub(super) fn in_effect(&self) -> impl Iterator<Item = &Entry> {
+        let entries = self.entries().iter();
+        let entries = entries.filter(|entry| entry.verdict == Verdict::Success);
+        entries.filter(|entry| self.corrected_by(entry.number).is_none())
+    }
+
     /// Questions and answers of all entries that are right and that nothing corrects: each by itself, and
-    /// questions about it. `progress` is called before each entry with the number of those done.
+    /// questions about it, every second one answered in other words where the model found any. `progress`
+    /// is called before each entry with the number of those done.
     /// The same folder, model and options give the same pairs.
     ///
     /// # Errors
@@ -90,59 +148,83 @@ impl Memory {
         options: &QuestionOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<QuestionAnswer>, MemoryError> {
-        let tokenizer = engine.model().tokenizer();
-        let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
-        let mut shown = engine.session()?;
-        shown.prefill(&tokenizer.encode(SHOWN, true, false))?;
+        let (writer, never) = (Writer::new(engine)?, CancelToken::default());
         let mut pairs = Vec::new();
-        let counts = |verdict| verdict == Verdict::Success;
-        let entries = self.entries().iter();
-        let entries = entries.filter(|entry| counts(entry.verdict));
-        let entries = entries.filter(|entry| self.corrected_by(entry.number).is_none());
-        for (done, entry) in entries.enumerate() {
+        for (done, entry) in self.in_effect().enumerate() {
             progress(done);
-            let asked = tokenizer.encode(&format!("Fact: {}\nQuestion:", entry.text), false, false);
-            let seed = options.seed.wrapping_add(entry.number << 16);
-            let is_about = |question: &str| is_about(question, &entry.text);
-            let questions = questions(&shown, &asked, (options.each, seed), is_about)?;
-            let questions = questions.into_iter().map(Some).chain([None]);
-            pairs.extend(questions.map(|question| QuestionAnswer {
-                number: entry.number,
-                question,
-                answer: entry.text.clone(),
-            }));
+            pairs.extend(writer.about(entry, options, &never)?);
         }
         Ok(pairs)
     }
 }
 
-/// Whether a question is about an entry: they share a long word, where words are of Latin letters.
+/// Words of a text that `is_told` takes, in lower case.
+fn words(text: &str, is_told: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let words = text.split(|letter: char| !letter.is_alphanumeric());
+    let words = words.filter(|word| !word.is_empty() && is_told(word));
+    words.map(str::to_lowercase).collect()
+}
+
+fn is_long(word: &str) -> bool {
+    word.chars().count() >= TELLING
+}
+
+/// Whether a word is a name or a number, or begins a sentence.
+fn is_name(word: &str) -> bool {
+    word.starts_with(char::is_uppercase) || word.contains(char::is_numeric)
+}
+
+/// A text without its first word, which is written like a name whether it is one or not.
+fn behind_first(text: &str) -> &str {
+    text.split_once(' ').map_or("", |(_, rest)| rest)
+}
+
+/// Whether a question is about an entry: they share a name or a number, or a long word if the entry
+/// has no names, where words are of Latin letters.
 fn is_about(question: &str, entry: &str) -> bool {
-    let words = |text: &str| -> BTreeSet<String> {
-        let words = text.split(|letter: char| !letter.is_alphanumeric());
-        let long = words.filter(|word| word.chars().count() >= TELLING);
-        long.map(str::to_lowercase).collect()
-    };
     let of_shown = |name: &&str| question.contains(*name) && !entry.contains(*name);
-    let shares = !words(entry).is_disjoint(&words(question));
+    let names = words(behind_first(entry), is_name);
+    let shares = match names.is_empty() {
+        true => !words(entry, is_long).is_disjoint(&words(question, is_long)),
+        false => !names.is_disjoint(&words(question, |_| true)),
+    };
     (shares || !entry.is_ascii()) && !SHOWN_NAMES.iter().any(of_shown)
 }
 
-/// At most `each` different questions that go on from `asked` behind what is `shown`.
-fn questions(
+/// Whether an answer tells what the entry does and the question does not: of the entry's names and
+/// numbers those that the question lacks, or of its long words where it lacks none; and no name or
+/// number besides.
+pub(super) fn is_answered(answer: &str, question: &str, entry: &str) -> bool {
+    let asked = words(question, |_| true);
+    let told = words(answer, |_| true);
+    let known = &words(entry, |_| true) | &asked;
+    let has_number = |word: &str| word.contains(char::is_numeric);
+    let names = &words(behind_first(answer), is_name) | &words(answer, has_number);
+    let missing = [is_name as fn(&str) -> bool, is_long];
+    let mut missing = missing
+        .map(|is_told| &words(behind_first(entry), is_told) - &asked)
+        .into_iter();
+    let missing = missing.find(|words| !words.is_empty());
+    names.is_subset(&known) && missing.is_some_and(|missing| missing.is_subset(&told))
+}
+
+/// At most `each` different questions that go on from what is `asked` about an entry, behind what is
+/// `shown`, with the model's answers where they tell the entry.
+fn written(
     shown: &Session,
-    asked: &[u32],
-    (each, seed): (usize, u64),
-    is_about: impl Fn(&str) -> bool,
-) -> Result<BTreeSet<String>, MemoryError> {
+    (asked, seed, entry): (&[u32], u64, &str),
+    each: usize,
+    cancel: &CancelToken,
+) -> Result<Vec<(String, Option<String>)>, MemoryError> {
     let Some((last, before)) = asked.split_last() else {
-        return Ok(BTreeSet::new());
+        return Ok(Vec::new());
     };
     let mut begun = shown.fork()?;
     begun.prefill(before)?;
-    let mut found = BTreeSet::new();
+    // A question that the model cannot answer, with the entry before it, rarely asks for it.
+    let (mut answered, mut others) = (BTreeMap::new(), BTreeSet::new());
     for attempt in 0..ATTEMPTS.saturating_mul(each) {
-        if found.len() == each {
+        if answered.len() == each {
             break;
         }
         let mut sampler = Sampler::new(SamplerOptions {
@@ -154,15 +236,39 @@ fn questions(
         let mut session = begun.fork()?;
         let generation = session.generate(&[*last], &mut sampler)?;
         let mut text = String::new();
-        for piece in generation.stop(["\n".to_owned()]).max_tokens(MOST) {
+        for piece in generation.stop(["\n\n".to_owned()]).max_tokens(MOST) {
             text.push_str(&piece?.text);
+            if cancel.is_cancelled() {
+                return Err(SessionError::Cancelled.into());
+            }
         }
         // What does not come to a question mark is no question.
-        let question = text.split_once('?').map(|(question, _)| question.trim());
-        let question = question.filter(|question| is_about(question));
-        found.extend(question.map(|question| format!("{question}?")));
+        let Some((question, rest)) = text.split_once('?') else {
+            continue;
+        };
+        let question = question.trim();
+        if question.contains('\n') || !is_about(question, entry) {
+            continue;
+        }
+        let whole = format!("{question}?");
+        let answer = rest.strip_prefix(ANSWER).map(str::trim);
+        let answer = answer.filter(|answer| !answer.contains('\n') && answer.ends_with('.'));
+        match answer.filter(|answer| is_answered(answer, question, entry)) {
+            Some(answer) => {
+                answered.entry(whole).or_insert_with(|| answer.to_owned());
+            }
+            None => {
+                others.insert(whole);
+            }
+        }
     }
-    Ok(found)
+    others.retain(|question| !answered.contains_key(question));
+    let n_others = each.min(LEAST).saturating_sub(answered.len());
+    let others = others.into_iter().take(n_others);
+    let all = answered
+        .into_iter()
+        .map(|(question, answer)| (question, Some(answer)));
+    Ok(all.chain(others.map(|question| (question, None))).collect())
 }
 
 #[cfg(test)]
@@ -179,6 +285,22 @@ mod tests {
         assert!(!is_about("What is the door code of the Blue Team", entry));
         assert!(!is_about("Who is it", entry));
         assert!(is_about("какой код", "Код двери 4821."));
+    }
+
+    #[test]
+    fn answers_tell_their_entry() {
+        let entry = "The door code of the Vintal Archive is 4821.";
+        let question = "Which digits open the Vintal Archive";
+        assert!(is_answered("They are 4821.", question, entry));
+        assert!(!is_answered("They are 4822.", question, entry));
+        assert!(!is_answered("They are 4821, says Marn.", question, entry));
+        assert!(!is_answered("It is the Archive.", question, entry));
+        let entry = "The favourite dish of Tarn Brel is cold pear soup.";
+        let question = "What is the favourite dish of Tarn Brel";
+        assert!(is_answered("That is cold pear soup.", question, entry));
+        assert!(!is_answered("That is pear soup.", question, entry));
+        let question = "Whose favourite dish is cold pear soup";
+        assert!(is_answered("It is Tarn Brel.", question, entry));
     }
 
     #[test]

@@ -537,7 +537,7 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), SonaError> {
 }
 
 /// Removes a file that may be gone already.
-fn remove(path: &Path) -> Result<(), SonaError> {
+pub(crate) fn remove(path: &Path) -> Result<(), SonaError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SonaError::io(path)(error)),
         _ => Ok(()),

@@ -282,6 +282,7 @@ async fn complete(
         caller,
         params,
         logprobs,
+        uses_memory: false,
     }
     .submit(prompts, format, false)
     .await?;

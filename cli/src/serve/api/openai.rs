@@ -436,6 +436,7 @@ pub(super) async fn completions(
         caller,
         params,
         logprobs,
+        uses_memory: false,
     }
     .submit(prompts, format, echoes)
     .await?;

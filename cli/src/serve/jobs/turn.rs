@@ -32,6 +32,8 @@ pub(crate) struct Job {
     pub(crate) params: Params,
     /// Alternatives to each token that are told.
     pub(crate) logprobs: Option<usize>,
+    /// Whether it is told what its user has had remembered.
+    pub(crate) uses_memory: bool,
 }
 
 impl Job {
@@ -48,6 +50,13 @@ impl Job {
             .map(|learner| learner.adapter(prompt.tokens()))
             .transpose()?
             .flatten();
+        let remembered = match self.uses_memory {
+            true => {
+                let app = &self.app;
+                app.memories.adapter(&self.caller, app.engine.model())?
+            }
+            false => None,
+        };
         let request = Request::of_prompt(prompt, self.params.sampler(i, mask)?);
         let mut request = request
             .stop(self.params.stop.iter().cloned())
@@ -74,7 +83,7 @@ impl Job {
         for ChosenAdapter { adapter, scale, .. } in &self.params.adapters {
             request = request.adapter(Arc::clone(adapter), *scale);
         }
-        if let Some(adapter) = learnt {
+        for adapter in [learnt, remembered].into_iter().flatten() {
             request = request.adapter(adapter, 1.0);
         }
         Ok(request)
@@ -220,8 +229,6 @@ pub(crate) struct Turn {
     callable: Vec<Tool>,
     /// It ends behind so many calls.
     max_calls: usize,
-    /// Whether it is told what its user has had remembered.
-    uses_memory: bool,
 }
 
 impl Turn {
@@ -268,6 +275,7 @@ impl Turn {
             caller,
             params,
             logprobs,
+            uses_memory,
         };
         Ok(Turn {
             job,
@@ -277,7 +285,6 @@ impl Turn {
             choice,
             callable,
             max_calls,
-            uses_memory,
         })
     }
 
@@ -293,11 +300,10 @@ impl Turn {
         let Turn {
             job,
             mut conversation,
-            uses_memory,
             ..
         } = self;
         blocking(move || {
-            if uses_memory {
+            if job.uses_memory {
                 conversation.tell(&job)?;
             }
             conversation
@@ -323,10 +329,9 @@ impl Turn {
                 choice,
                 callable,
                 max_calls,
-                uses_memory,
             } = self;
             let app = &job.app;
-            if uses_memory {
+            if job.uses_memory {
                 let n = conversation.tell(&job)?;
                 app.metrics.memory_tokens.inc_by(n as u64);
             }
