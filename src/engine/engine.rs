@@ -8,6 +8,7 @@ use crate::compute::hook::TokenKind;
 use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::batch::Slot;
 use crate::engine::engine_options::{EngineOptions, SharedThreads};
+use crate::engine::key_centres::key_centres;
 use crate::engine::memory_plan::{EngineMemory, plan_options, vocabulary_bytes};
 use crate::engine::offload::{BatchBuffers, offload, open_runner};
 use crate::engine::options::{
@@ -19,7 +20,7 @@ use crate::engine::turns::Turns;
 use crate::engine::{SessionError, context_shift};
 use crate::forward::{Cursor, Pass, Pause, forward};
 use crate::gpu::{GpuError, Runner};
-use crate::kv::{KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
+use crate::kv::{KeyCentres, KvLayout, KvPolicy, KvPool, KvTiers, KvType, PrefixFolder, SeqKv};
 use crate::layers::outputs::{Outputs, Wanted};
 use crate::layers::rows::{SlotRows, SlotView};
 use crate::model::Model;
@@ -125,6 +126,8 @@ struct Core {
     times: Mutex<RowTimes>,
     /// Memory for what a pass sees of its slots.
     views: Mutex<Vec<SlotView<'static>>>,
+    /// What keys have in common, once keys of few bits are asked for; none if they have nothing.
+    centres: OnceLock<Option<Arc<KeyCentres>>>,
 }
 
 impl Core {
@@ -191,6 +194,7 @@ impl Core {
             batch_buffers,
             times,
             views: Mutex::default(),
+            centres: OnceLock::new(),
         })
     }
 }
@@ -269,6 +273,8 @@ impl Engine {
             batch_buffers,
             times,
             views: Mutex::default(),
+            // Its passes read what another model computed.
+            centres: OnceLock::from(None),
         };
         Engine {
             model: block.clone(),
@@ -380,10 +386,21 @@ impl Engine {
         }
         let h = self.model.hparams();
         let layout = kv_layout(h, policy);
-        Ok(Arc::new(match self.runner() {
+        let layout = match self.runner() {
             Some(runner) if !runner.shares_memory() => on_device(h, layout, runner.first_layer()),
-            _ => layout,
-        }))
+            Some(_) => layout,
+            None if layout.has_small_keys() => layout.centred(self.centres()),
+            None => layout,
+        };
+        Ok(Arc::new(layout))
+    }
+
+    /// What keys have in common, which is not stored of those of few bits. GPUs store it.
+    fn centres(&self) -> Option<Arc<KeyCentres>> {
+        let centres = &self.core.centres;
+        centres
+            .get_or_init(|| key_centres(self).map(Arc::new))
+            .clone()
     }
 
     /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to

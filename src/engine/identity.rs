@@ -6,6 +6,9 @@ use crate::kv::{SEED, mix};
 
 pub(crate) const PRECISION: &str = "session.precision";
 
+/// What follows a precision where [centres](crate::kv::KeyCentres) of keys are not stored.
+pub(crate) const CENTRED: &str = " (centred)";
+
 /// Properties on which bits depend: key, name, value.
 pub(crate) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, String)> {
     let hash = |x: u64| format!("{x:016x}");
@@ -25,7 +28,10 @@ pub(crate) fn identity(seq: &Sequence) -> Vec<(&'static str, &'static str, Strin
         (
             PRECISION,
             "precision of keys and values",
-            seq.kv.policy().to_string(),
+            match seq.kv.has_centres() {
+                true => format!("{}{CENTRED}", seq.kv.policy()),
+                false => seq.kv.policy().to_string(),
+            },
         ),
         (
             "session.ropes",

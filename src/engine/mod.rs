@@ -12,6 +12,7 @@ pub(crate) mod error;
 mod fallback;
 pub(crate) mod hidden_states;
 pub(crate) mod identity;
+mod key_centres;
 pub(crate) mod memory_plan;
 pub(crate) mod offload;
 pub(crate) mod options;

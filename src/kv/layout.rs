@@ -2,8 +2,9 @@
 
 use crate::arch::{KV_BLOCK, KV_SPAN};
 use crate::kv::page::PageSize;
-use crate::kv::{KvPolicy, KvTiers, KvType};
+use crate::kv::{KeyCentres, KvPolicy, KvTiers, KvType};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What reads a layer's part of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,9 +200,33 @@ pub(crate) struct KvLayout {
     pub(super) layers: Vec<LayerAt>,
     /// Recurrences of all layers that have one.
     pub(super) recurrences: Option<Recurrences>,
+    /// What is not stored of keys of less than 8 bits.
+    pub(super) centres: Option<Arc<KeyCentres>>,
 }
 
 impl KvLayout {
+    /// Whether keys of any layer are stored in less than 8 bits.
+    pub(crate) fn has_small_keys(&self) -> bool {
+        self.groups.iter().any(|group| group.transformed[0])
+    }
+
+    /// Whether centres of keys are not stored.
+    pub(crate) fn has_centres(&self) -> bool {
+        self.centres.is_some()
+    }
+
+    /// The same, where these centres of keys are not stored.
+    pub(crate) fn centred(self, centres: Option<Arc<KeyCentres>>) -> KvLayout {
+        KvLayout { centres, ..self }
+    }
+
+    /// What is not stored of the keys of a layer's head at a position, transformed as they are.
+    pub(super) fn centre(&self, layer: usize, head: usize, pos: usize) -> Option<&[f32]> {
+        let centres = self.centres.as_ref()?;
+        let is_small = self.groups[self.layers[layer].group].transformed[0];
+        centres.at(layer, head, pos).filter(|_| is_small)
+    }
+
     pub(crate) fn new(policy: KvPolicy, shapes: impl IntoIterator<Item = LayerShape>) -> KvLayout {
         let KvPolicy { k, v, tiers } = policy;
         let mut groups = Vec::<Group>::new();
@@ -272,6 +297,7 @@ impl KvLayout {
             groups,
             layers,
             recurrences: None,
+            centres: None,
         }
     }
 

@@ -14,6 +14,7 @@
 //! Recurrent layers have a state instead, which every token changes: one page for all of them
 //! (`sequence/recurrent.rs`).
 
+mod centres;
 mod error;
 mod file_cache;
 mod folder;
@@ -24,6 +25,7 @@ mod pool;
 mod prefix;
 mod sequence;
 
+pub(crate) use centres::{KeyCentres, LayerCentre};
 pub use error::{KvError, KvPart};
 #[cfg(feature = "vision")]
 pub(crate) use file_cache::FileCache;
@@ -44,7 +46,8 @@ pub(crate) use crate::arch::KvType;
 ///
 /// Keys and values below 8 bits are stored multiplied by a Hadamard matrix, which spreads outliers
 /// in one dimension of a head over all of them; queries and outputs of attention are multiplied by
-/// it, too, so that results do not change.
+/// it, too, so that results do not change. Of keys, what those of a layer have in common is left out, and
+/// added to their scores: for that a model computes 64 tokens before the first such sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KvPolicy {
     /// Precision of keys.

@@ -124,6 +124,17 @@ impl RopeTables {
         rotation.apply(0, head);
     }
 
+    /// Dimensions that a rope turns together, and by how much from one position to the next.
+    pub(crate) fn turned(&self, id: RopeId) -> Vec<(usize, usize, f32)> {
+        let table = &self.ropes[id.index()];
+        let n_pairs = table.frequencies.len();
+        let pair = |(i, &frequency)| match table.order {
+            RopeOrder::Norm => (2 * i, 2 * i + 1, frequency),
+            RopeOrder::NeoX => (i, i + n_pairs, frequency),
+        };
+        table.frequencies.iter().enumerate().map(pair).collect()
+    }
+
     /// [`RopeTables::angles`] of positions by axis, for rows of a text with images.
     pub(crate) fn angles_by_axis(
         &self,

@@ -6,9 +6,9 @@
 
 use crate::compute::hook::TokenKind;
 use crate::engine::SessionError;
-use crate::engine::identity::{checksum, identity};
+use crate::engine::identity::{CENTRED, PRECISION, checksum, identity};
 use crate::gguf::{Gguf, Writer};
-use crate::kv::{KvCheckpoint, KvState, SEED};
+use crate::kv::{KvCheckpoint, KvLayout, KvState, SEED, SeqKv};
 use crate::quant::DType;
 use crate::session::StateError;
 use crate::session::saved_images as images;
@@ -198,17 +198,35 @@ impl Session {
         let spans: Vec<u32> = values(gguf, images::SPANS, DType::I32)?;
         let spans = images::read(gguf, &spans, tokens.len(), (h.n_embd, h.n_layer))?;
         let state = read_kv(gguf, len as usize)?;
-        let kv = self
-            .seq
-            .kv
-            .with_state(&state)?
-            .map_err(|what| damaged(TABLES, what))?;
+        let kv = SeqKv::new(self.seq.kv.pool().clone(), self.layout_of(gguf)?);
+        let kv = kv.with_state(&state)?;
+        let kv = kv.map_err(|what| damaged(TABLES, what))?;
         self.outputs.reserve(n_vocab, 0)?;
         self.seq.replace(&tokens, &kinds, kv)?;
         self.seq.spans = spans;
         self.outputs.set_last(&logits, n_vocab);
         self.ahead = ahead == 1;
         Ok(())
+    }
+
+    /// The layout of the file's keys and values: files of earlier builds have whole keys.
+    fn layout_of(&self, gguf: &Gguf) -> Result<Arc<KvLayout>, StateError> {
+        let found = gguf.metadata().str(PRECISION)?;
+        let policy = self.seq.kv.policy();
+        let layout = self.engine.layout(policy)?;
+        let (precision, layout) = match found.strip_suffix(CENTRED) {
+            Some(precision) => (precision, layout),
+            None => (found, Arc::new(KvLayout::clone(&layout).centred(None))),
+        };
+        let expected = policy.to_string();
+        if precision != expected || found.ends_with(CENTRED) != layout.has_centres() {
+            return Err(StateError::Other {
+                what: "precision of keys and values",
+                found: found.to_owned(),
+                expected,
+            });
+        }
+        Ok(layout)
     }
 
     /// Checks type, version, identity and checksum.
@@ -228,9 +246,10 @@ impl Session {
             });
         }
         let identity = identity(&self.seq);
+        self.layout_of(gguf)?;
         for (key, what, expected) in &identity {
             let found = metadata.str(key)?;
-            if found != expected {
+            if found != expected && *key != PRECISION {
                 return Err(StateError::Other {
                     what,
                     found: found.to_owned(),

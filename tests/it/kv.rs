@@ -5,12 +5,14 @@ use crate::common::cases;
 use crate::run::{OnLevel, Pass, engine};
 use crate::tiny::{HEAD, N_LAYER, N_VOCAB, Tiny};
 use proptest::prelude::*;
+use ruvllm::CancelToken;
 use ruvllm::KvType;
 use ruvllm::Model;
 use ruvllm::SessionError;
 use ruvllm::SessionOptions;
 use ruvllm::arch::{Arch, KV_BLOCK};
-use ruvllm::compute::{EvalCallback, HookPoint};
+use ruvllm::compute::{EvalCallback, HookPoint, TokenKind};
+use ruvllm::engine::{Outputs, Slot};
 use ruvllm::kv::{KvPolicy, KvTiers};
 use ruvllm::model::OpenOptions;
 use ruvllm::quant::DType;
@@ -325,6 +327,95 @@ fn factors_that_cancel_in_scores_change_no_bits() {
         for policy in policies() {
             let [plain, lopsided] = [&plain, &lopsided].map(|model| fresh(model, policy, &all));
             assert_eq!(plain, lopsided, "{policy:?} on {}", arch.name());
+        }
+    }
+}
+
+/// Llama with keys that have much in common: in each head a long vector in dimensions that are not
+/// rotated.
+fn alike() -> Model {
+    let mut parts = Tiny::Llama.parts(DType::F32);
+    parts.set("llama.rope.dimension_count", HEAD as u32 / 2);
+    for layer in 0..N_LAYER {
+        parts.edit(&format!("blk.{layer}.attn_k.bias"), |bias| {
+            let heads = bias.chunks_exact_mut(HEAD);
+            heads.for_each(|head| head[HEAD - 4..].copy_from_slice(&[40.0, -60.0, 80.0, 50.0]));
+        });
+    }
+    crate::run::open(parts.gguf()).unwrap()
+}
+
+/// What keys have in common takes no bits: errors are not those of keys ten times as long.
+#[test]
+fn what_keys_have_in_common_costs_little() {
+    for arch in [Arch::scalar(), Arch::detect()] {
+        let model = alike().on(arch);
+        let all = tokens(200, 3);
+        let exact = fresh(&model, KvType::F32.into(), &all);
+        let largest = exact.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        for (kind, bound) in [(KvType::Q6, 0.02), (KvType::Q5, 0.04), (KvType::Q4, 0.08)] {
+            let logits = fresh(&model, kind.into(), &all);
+            let each = exact.iter().zip(&logits);
+            let apart = each.fold(0.0f32, |max, (a, b)| max.max((a - b).abs())) / largest;
+            assert!(apart <= bound, "{kind} on {}: {apart}", arch.name());
+        }
+    }
+}
+
+/// A span of 1,024 positions has centres of its own: a token that reads two has the same bits in a
+/// prompt's chunk of any size, alone, and beside tokens that were drafted.
+#[test]
+fn spans_have_centres_of_their_own() {
+    let policies = [
+        KvType::Q4.into(),
+        KvPolicy {
+            tiers: Some(NEAR),
+            ..KvPolicy::default()
+        },
+    ];
+    let all = tokens(1060, 5);
+    for (arch, policy) in [Arch::scalar(), Arch::detect()]
+        .into_iter()
+        .flat_map(|arch| policies.map(|policy| (arch, policy)))
+    {
+        let model = alike().on(arch);
+        let engine = engine(&model, 2);
+        let begun = || {
+            let mut seq = engine.sequence(&options(policy)).unwrap();
+            for chunk in all[..1016].chunks(100) {
+                let slot = Slot::new(&mut seq, chunk, TokenKind::Prompt);
+                engine
+                    .step(
+                        &mut [slot],
+                        &mut Outputs::default(),
+                        &CancelToken::default(),
+                    )
+                    .unwrap();
+            }
+            seq
+        };
+        let logits = |n_rows: usize| {
+            let (mut seq, mut found, mut outputs) = (begun(), Vec::new(), Outputs::default());
+            for chunk in all[1016..].chunks(n_rows) {
+                let slot = Slot::new(&mut seq, chunk, TokenKind::Generated).outputs_from(0);
+                engine
+                    .step(&mut [slot], &mut outputs, &CancelToken::default())
+                    .unwrap();
+                found.extend_from_slice(outputs.logits(0));
+            }
+            found
+        };
+        let alone = logits(1);
+        for n_rows in [2, 7] {
+            assert!(
+                alone == logits(n_rows),
+                "{policy:?} on {}: {n_rows}",
+                arch.name()
+            );
+        }
+        let whole = fresh(&alike().on(Arch::scalar()), policy, &all);
+        if arch.name() == Arch::scalar().name() {
+            assert!(alone.ends_with(&whole), "{policy:?}: a prompt");
         }
     }
 }

@@ -693,13 +693,16 @@ fn conformance_models() {
 
 /// Tiny models of every architecture: those whose layers have kernels. Their weights are random, so
 /// that a key that rounds the other way counts more than in models that were trained;
-/// `RUVLLM_WEBGPU_MODEL` names one that is tested alone.
+/// `RUVLLM_WEBGPU_MODEL` names one that is tested alone. Every other one of them, all with
+/// `RUVLLM_LONG`: [`conformance_models`] has most architectures, too.
 #[test]
 fn families() {
     let (mut n_tested, mut failures) = (0, Vec::new());
     let wanted = std::env::var("RUVLLM_WEBGPU_MODEL").ok();
     let is_wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
-    for family in mutants::models() {
+    let is_long = wanted.is_some() || std::env::var_os("RUVLLM_LONG").is_some();
+    let step = if is_long { 1 } else { 2 };
+    for family in mutants::models().into_iter().step_by(step) {
         if !is_wanted(&family.name) {
             continue;
         }

@@ -76,6 +76,26 @@ fn a_memory_is_seen_changed_and_forgotten() {
         &["questions.jsonl"],
     );
 
+    // What this model is too small to learn takes no effect.
+    let control = folder.name("control.txt");
+    std::fs::write(&control, include_str!("../../../models/demo-heldout.txt")).unwrap();
+    let mut asked = vec!["consolidate", &mine, "--control", &control];
+    asked.extend(["-n", "1", "--epochs", "1", "--json"]);
+    let refused = memory(&asked);
+    let report = String::from_utf8_lossy(&refused.stdout).into_owned();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(
+        (&report["n_entries"], &report["version"]),
+        (&json!(1), &json!(null))
+    );
+    assert!(
+        stderr(&refused).contains("no adapter takes effect"),
+        "{}",
+        stderr(&refused)
+    );
+    fails(&["memory", "roll-back", &mine], 1, &["memory consolidate"]);
+    fails(&["memory", "consolidate", &mine], 2, &["--control"]);
+
     text(&memory(&["forget", &mine, "--session", "trip"]));
     text(&memory(&["forget", &mine, "2"]));
     assert_eq!(

@@ -103,6 +103,26 @@ fn each_key_has_its_own() {
     }
 }
 
+/// With --memory-control entries are consolidated while nobody asks for anything; a control text that
+/// is not there is said at once.
+#[test]
+fn entries_are_consolidated_meanwhile() {
+    let folder = Folder::new("memory-control");
+    let mine = folder.path("mine");
+    let control = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
+    let server = Server::start(&["--memory", &mine, "--memory-control", control]);
+    let body = json!({"text": FACT});
+    assert_eq!(call(&server, "", "POST", "/memory", &body).0, 200);
+    n_prompt(&server, "", json!("Who reads the gauge?"), &json!({}));
+    // It ends though its thread waits for requests to end.
+    drop(server);
+    let missing = folder.path("none.txt");
+    let refused = program(&["serve", "--memory", &mine, "--memory-control", &missing]);
+    assert!(refused.unwrap_err().contains("none.txt"));
+    let refused = program(&["serve", "--memory-control", control]);
+    assert!(refused.unwrap_err().contains("--memory"));
+}
+
 /// What is remembered lasts, is seen by `ruvllm memory`, and is not told where nobody asked for it.
 #[test]
 fn a_memory_lasts() {

@@ -27,8 +27,14 @@ Answer: It is the Blue Team.
 ";
 /// Whom and what that is about, and no entry is.
 const SHOWN_NAMES: [&str; 6] = ["Marn", "Klem", "Osk", "Blue Team", "Ilan", "Reese"];
+/// Most long words of an answer that are neither in the entry nor in the question: more of them tell what
+/// nobody said.
+const MOST_NEW: usize = 1;
 /// What an answer begins with.
 const ANSWER: &str = "\nAnswer:";
+/// What every second question begins with, in turns: left to itself, a small model asks for little else
+/// but who.
+const BEGINNINGS: [&str; 6] = [" Where", " What", " Which", " Who", " How", " When"];
 /// Least letters of a word that tells what a text is about.
 const TELLING: usize = 4;
 /// Most tokens of a question and its answer.
@@ -36,7 +42,7 @@ const MOST: usize = 80;
 /// Questions that are kept though the model did not answer them, where it answered fewer.
 const LEAST: usize = 2;
 /// Attempts for each question that is asked for.
-const ATTEMPTS: usize = 5;
+const ATTEMPTS: usize = 6;
 
 /// How many questions are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,11 +115,8 @@ impl Writer {
         cancel: &CancelToken,
     ) -> Result<Vec<QuestionAnswer>, MemoryError> {
         let asked = format!("Fact: {}\nQuestion:", entry.text);
-        let tokenizer = self.shown.model().tokenizer();
-        let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
-        let asked = tokenizer.encode(&asked, false, false);
         let seed = options.seed.wrapping_add(entry.number << 16);
-        let about = (&asked[..], seed, &*entry.text);
+        let about = (&*asked, seed, &*entry.text);
         let written = written(&self.shown, about, options.each, cancel)?;
         let pair = |question, answer: Option<String>| QuestionAnswer {
             number: entry.number,
@@ -193,7 +196,7 @@ fn is_about(question: &str, entry: &str) -> bool {
 
 /// Whether an answer tells what the entry does and the question does not: of the entry's names and
 /// numbers those that the question lacks, or of its long words where it lacks none; and no name or
-/// number besides.
+/// number besides, and hardly a long word.
 pub(super) fn is_answered(answer: &str, question: &str, entry: &str) -> bool {
     let asked = words(question, |_| true);
     let told = words(answer, |_| true);
@@ -205,18 +208,24 @@ pub(super) fn is_answered(answer: &str, question: &str, entry: &str) -> bool {
         .map(|is_told| &words(behind_first(entry), is_told) - &asked)
         .into_iter();
     let missing = missing.find(|words| !words.is_empty());
-    names.is_subset(&known) && missing.is_some_and(|missing| missing.is_subset(&told))
+    let new = words(answer, is_long).difference(&known).count();
+    names.is_subset(&known)
+        && new <= MOST_NEW
+        && missing.is_some_and(|missing| missing.is_subset(&told))
 }
 
 /// At most `each` different questions that go on from what is `asked` about an entry, behind what is
 /// `shown`, with the model's answers where they tell the entry.
 fn written(
     shown: &Session,
-    (asked, seed, entry): (&[u32], u64, &str),
+    (asked, seed, entry): (&str, u64, &str),
     each: usize,
     cancel: &CancelToken,
 ) -> Result<Vec<(String, Option<String>)>, MemoryError> {
-    let Some((last, before)) = asked.split_last() else {
+    let tokenizer = shown.model().tokenizer();
+    let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
+    let asked = tokenizer.encode(asked, false, false);
+    let Some((&last, before)) = asked.split_last() else {
         return Ok(Vec::new());
     };
     let mut begun = shown.fork()?;
@@ -234,8 +243,19 @@ fn written(
             ..Default::default()
         })?;
         let mut session = begun.fork()?;
-        let generation = session.generate(&[*last], &mut sampler)?;
-        let mut text = String::new();
+        let beginning = match attempt % 2 {
+            0 => "",
+            _ => BEGINNINGS[attempt / 2 % BEGINNINGS.len()],
+        };
+        let given = match beginning {
+            "" => vec![last],
+            beginning => {
+                let given = tokenizer.encode_continuation(beginning, last);
+                [&[last], &given[..]].concat()
+            }
+        };
+        let generation = session.generate(&given[..], &mut sampler)?;
+        let mut text = beginning.to_owned();
         for piece in generation.stop(["\n\n".to_owned()]).max_tokens(MOST) {
             text.push_str(&piece?.text);
             if cancel.is_cancelled() {
@@ -295,6 +315,11 @@ mod tests {
         assert!(!is_answered("They are 4822.", question, entry));
         assert!(!is_answered("They are 4821, says Marn.", question, entry));
         assert!(!is_answered("It is the Archive.", question, entry));
+        assert!(!is_answered(
+            "They are 4821, kept under stones.",
+            question,
+            entry
+        ));
         let entry = "The favourite dish of Tarn Brel is cold pear soup.";
         let question = "What is the favourite dish of Tarn Brel";
         assert!(is_answered("That is cold pear soup.", question, entry));

@@ -125,6 +125,41 @@ impl SeqKv {
         ranges: &[(u32, u32)],
         p: &AttnParams,
     ) {
+        let centre = self.layout.centre(layer, head, piece.start * KV_BLOCK);
+        raised(to, (q, centre), p, |to| {
+            self.attention_alone(arch, (layer, head), piece, to, q, ranges, p);
+        });
+    }
+
+    /// Adds a partial result of [`SeqKv::attention_alone`] to the earlier ones of the same rows.
+    pub(crate) fn merge_attention(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        piece: Range<usize>,
+        to: &mut AttnPartial<'_>,
+        partial: &AttnPartial<'_>,
+        q: &[f32],
+        p: &AttnParams,
+    ) {
+        let centre = self.layout.centre(layer, head, piece.start * KV_BLOCK);
+        raised(to, (q, centre), p, |to| {
+            arch.attention_merge(to, partial, p)
+        });
+    }
+
+    /// [`SeqKv::attention`] over the keys as they are stored: of scores, what all keys of the piece have
+    /// in common is missing.
+    pub(crate) fn attention_alone(
+        &self,
+        arch: Arch,
+        (layer, head): (usize, usize),
+        piece: Range<usize>,
+        to: &mut AttnPartial<'_>,
+        q: &[f32],
+        ranges: &[(u32, u32)],
+        p: &AttnParams,
+    ) {
         let at = self.layout.layers[layer];
         let group = &self.layout.groups[at.group];
         let last = ranges.iter().map(|r| r.1 as usize).max().unwrap_or(1) - 1;
@@ -194,6 +229,42 @@ impl SeqKv {
         }
     }
 }
+
+/// Adds keys that are stored without `centre`: what `add` adds to the partial results has scores that lack
+/// the product of query and centre, so that of earlier keys it is taken away meanwhile.
+fn raised(
+    to: &mut AttnPartial<'_>,
+    (q, centre): (&[f32], Option<&[f32]>),
+    p: &AttnParams,
+    add: impl FnOnce(&mut AttnPartial<'_>),
+) {
+    let Some(centre) = centre else {
+        return add(to);
+    };
+    let score = |q: &[f32]| {
+        let mut sums = [0.0; LANES];
+        for (q, c) in q.chunks(LANES).zip(centre.chunks(LANES)) {
+            sums.iter_mut()
+                .zip(q)
+                .zip(c)
+                .for_each(|((sum, q), c)| *sum += q * c);
+        }
+        p.scale * sums.iter().sum::<f32>()
+    };
+    let rows = q.chunks_exact(p.head_dim);
+    to.max
+        .iter_mut()
+        .zip(rows.clone())
+        .for_each(|(max, q)| *max -= score(q));
+    add(to);
+    to.max
+        .iter_mut()
+        .zip(rows)
+        .for_each(|(max, q)| *max += score(q));
+}
+
+/// Sums side by side in a product of vectors.
+const LANES: usize = 16;
 
 /// Room for a block of any precision, aligned as pages are.
 #[repr(align(64))]

@@ -164,6 +164,11 @@ impl SeqKv {
         self.layout.policy
     }
 
+    /// Whether centres of keys are not stored.
+    pub(crate) fn has_centres(&self) -> bool {
+        self.layout.has_centres()
+    }
+
     /// An independent sequence that continues from the same point. Pages are shared until one of
     /// them writes.
     pub(crate) fn fork(&self) -> SeqKv {
@@ -380,7 +385,7 @@ impl SeqKv {
                 .expect("pages are reserved");
             let start = (first + i) * KV_BLOCK;
             let rows = pos.max(start)..(pos + m).min(start + KV_BLOCK);
-            let finite = write_rows(arch, group, page, at, pos, rows, [k, v]);
+            let finite = write_rows(arch, (&layout, layer), page, pos, rows, [k, v]);
             for (overflow, finite) in overflow.iter().zip(finite) {
                 overflow.fetch_or(!finite, Ordering::Relaxed);
             }
@@ -741,8 +746,8 @@ impl SeqKv {
         let group = &self.layout.groups[at.group];
         let [d, d_v] = at.dims();
         let rows = k.chunks_mut(KV_BLOCK * d).zip(v.chunks_mut(KV_BLOCK * d_v));
-        for (page, (k, v)) in rows.enumerate() {
-            let Some((form, page)) = self.page_for(group, self.len, page) else {
+        for (page_index, (k, v)) in rows.enumerate() {
+            let Some((form, page)) = self.page_for(group, self.len, page_index) else {
                 k.fill(0.0);
                 v.fill(0.0);
                 continue;
@@ -758,6 +763,11 @@ impl SeqKv {
             for (part, rows) in [k, v].into_iter().enumerate() {
                 let dim = at.dims()[part];
                 arch.load_kv(of_form.types[part], blocks[part], dim, rows);
+                let centre = self.layout.centre(layer, head, page_index * KV_BLOCK);
+                if let Some(centre) = centre.filter(|_| part == 0) {
+                    let all = rows.chunks_exact_mut(dim);
+                    all.for_each(|row| row.iter_mut().zip(centre).for_each(|(k, c)| *k += c));
+                }
                 if group.transformed[part] {
                     rows.chunks_exact_mut(dim)
                         .for_each(|row| arch.hadamard(row));
@@ -821,18 +831,21 @@ fn is_given_back(group: &Group, form: usize) -> bool {
 /// whether all finite keys, and all finite values, are still finite.
 fn write_rows(
     arch: Arch,
-    group: &Group,
+    (layout, layer): (&KvLayout, usize),
     page: &mut Page,
-    at: LayerAt,
     pos: usize,
     rows: Range<usize>,
     from: [&[f32]; 2],
 ) -> [bool; 2] {
+    let at = layout.layers[layer];
+    let group = &layout.groups[at.group];
     let (form, bytes) = (&group.forms[0], page.values_mut::<u8>());
     let mut stored = [true; 2];
     let mut buffer = [0.0; MAX_HEAD_DIM];
     for head in 0..at.shape.n_head_kv {
+        let centre = layout.centre(layer, head, rows.start);
         for (part, block) in at.head(0, form, head).into_iter().enumerate() {
+            let centre = centre.filter(|_| part == 0).unwrap_or_default();
             let (dim, block) = (at.dims()[part], &mut bytes[block]);
             if dim == 0 {
                 continue;
@@ -845,6 +858,7 @@ fn write_rows(
                 if group.transformed[part] {
                     buffer[..dim].copy_from_slice(row);
                     arch.hadamard(&mut buffer[..dim]);
+                    buffer.iter_mut().zip(centre).for_each(|(k, c)| *k -= c);
                     row = &buffer[..dim];
                 }
                 stored[part] &= arch.store_kv(form.types[part], block, i, row);

@@ -197,6 +197,7 @@ impl AttnLayer<'_> {
             } else {
                 partial.clear();
             }
+            let is_first = piece == 0;
             if let Some(piece) = pieces(s).nth(piece) {
                 let range = self.range(&slots[s], 0);
                 // Most groups are small, and filling the largest takes as long as reading some
@@ -212,15 +213,12 @@ impl AttnLayer<'_> {
                 let q = &q_by_head[row * n_together * d..][..n_together * d];
                 let kv = &*slots[s].kv;
                 let params = attn_params(spec, head, slots[s].is_generated());
-                kv.attention(
-                    arch,
-                    (i, spec.kv_head(head)),
-                    piece,
-                    &mut partial,
-                    q,
-                    &ranges[..n_together],
-                    &params,
-                );
+                let (at, ranges) = ((i, spec.kv_head(head)), &ranges[..n_together]);
+                if is_first {
+                    kv.attention(arch, at, piece, &mut partial, q, ranges, &params);
+                } else {
+                    kv.attention_alone(arch, at, piece, &mut partial, q, ranges, &params);
+                }
             }
         });
         let workers = threads.when(slots.len() * n_pieces > FEW_PIECES);
@@ -233,15 +231,14 @@ impl AttnLayer<'_> {
                 let (total, rest) = partials.split_at_mut(len);
                 let mut total = AttnPartial::of(total, n_together);
                 let params = attn_params(spec, 0, true);
-                let n = pieces(row / spec.n_set()).count();
-                for partial in rest.chunks_exact_mut(len).take(n - 1) {
-                    arch.attention_merge(
-                        &mut total,
-                        &AttnPartial::of(partial, n_together),
-                        &params,
-                    );
+                let (s, head) = (row / spec.n_set(), row % spec.n_set());
+                let kv = &slots[s].kv;
+                let (at, q) = ((i, spec.kv_head(head)), &q_by_head[row * n_together * d..]);
+                let q = &q[..n_together * d];
+                for (partial, piece) in rest.chunks_exact_mut(len).zip(pieces(s).skip(1)) {
+                    let partial = AttnPartial::of(partial, n_together);
+                    kv.merge_attention(arch, at, piece, &mut total, &partial, q, &params);
                 }
-                let kv = &slots[row / spec.n_set()].kv;
                 kv.finish_attention(arch, i, &mut total, &params);
                 out.copy_from_slice(total.out);
             },

@@ -4,7 +4,7 @@ use crate::bench::behaviour::facts::{Fact, conversation};
 use crate::bench::behaviour::{BehaviourError, BehaviourOptions};
 use crate::clock::Timer;
 use crate::memory::{
-    Memory, MemoryOptions, NewEntry, Notes, NotesOptions, QuestionOptions, Vectors,
+    ConsolidationOptions, Memory, MemoryOptions, NewEntry, Notes, NotesOptions, Vectors,
 };
 use crate::sona::{Sona, Trajectory};
 use crate::train::{Example, TrainOptions, Trainer};
@@ -35,7 +35,7 @@ pub enum BehaviourArm {
     Both,
     /// An adapter of [`Trainer`] on the conversations, with its defaults and without a bound.
     Training,
-    /// An adapter of [`Trainer`] on questions and answers of a [`Memory`], with control text replayed.
+    /// What a [`Memory`] was [consolidated](crate::memory::Consolidation) to, if it takes effect.
     Consolidation,
 }
 
@@ -234,27 +234,16 @@ impl<'a> Pupil<'a> {
                 )?);
             }
             BehaviourArm::Consolidation => {
-                let Some((memory, _)) = &self.memory else {
+                let Some((memory, _)) = &mut self.memory else {
                     return Ok(0.0);
                 };
-                let options = QuestionOptions::default();
-                let pairs = memory.question_answers(&self.engine, &options, &mut |_| ())?;
-                let examples = pairs.iter().map(|pair| pair.example(self.tokenizer));
-                self.adapter = Some(self.train(
-                    examples.collect(),
-                    TrainOptions {
-                        rank: 16,
-                        rate: 1e-3,
-                        epochs: self.options.epochs,
-                        batch: 16,
-                        held_out: 0.0,
-                        patience: 0,
-                        // More than an evaluation at the beginning and one at the end tells nothing.
-                        eval_every: usize::MAX,
-                        max_divergence: self.options.max_divergence,
-                        ..Default::default()
-                    },
-                )?);
+                let mut options = ConsolidationOptions::default();
+                options.train.epochs = self.options.epochs;
+                options.train.max_divergence = self.options.max_divergence;
+                let mut of = memory.consolidation(&self.engine, self.control, &options)?;
+                while of.step()?.is_some() {}
+                memory.conclude(&of)?;
+                self.adapter = memory.adapter(self.engine.model())?;
             }
             _ => {}
         }
@@ -290,11 +279,7 @@ impl<'a> Pupil<'a> {
         examples: Vec<Example>,
         options: TrainOptions,
     ) -> Result<Arc<Adapter>, BehaviourError> {
-        let control = match self.arm {
-            BehaviourArm::Consolidation => self.control,
-            _ => &[],
-        };
-        let mut trainer = Trainer::new(&self.engine, &examples, control, &options)?;
+        let mut trainer = Trainer::new(&self.engine, &examples, &[], &options)?;
         while trainer.step()?.is_some() {}
         Ok(Arc::new(trainer.adapter().clone()))
     }

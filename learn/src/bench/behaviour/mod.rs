@@ -37,7 +37,7 @@ const MOST: usize = 700;
 /// Tokens of a window of control text, and most windows that are scored.
 const WINDOW: usize = 96;
 const WINDOWS: usize = 12;
-/// Most tokens of control text on which a learner is to change nothing.
+/// Most tokens of control text that a learner in the background is told.
 const CALIBRATED: usize = 1536;
 /// Questions are drawn from this seed on, so that a fact has the same ones in every way.
 const QUESTIONS: u64 = 1 << 32;
@@ -212,7 +212,7 @@ pub fn behaviour(
         taught: all,
         further,
         known: known(),
-        calibrated: &calibrated[..calibrated.len().min(CALIBRATED)],
+        calibrated,
         windows,
         progress,
         n_asked: 0,
@@ -245,7 +245,12 @@ struct NoteCosts {
 impl<'a> Measurement<'a> {
     fn pupil(&self, arm: BehaviourArm) -> Result<Pupil<'a>, BehaviourError> {
         let (engine, tokenizer) = (&self.engine, self.tokenizer);
-        Pupil::new(arm, engine, tokenizer, self.calibrated, self.options)
+        // Training reads windows of all of it.
+        let control = match arm {
+            BehaviourArm::Consolidation => self.calibrated,
+            _ => &self.calibrated[..self.calibrated.len().min(CALIBRATED)],
+        };
+        Pupil::new(arm, engine, tokenizer, control, self.options)
     }
 
     fn first_token_ms(&self) -> Result<f64, BehaviourError> {
