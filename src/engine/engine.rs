@@ -8,7 +8,6 @@ use crate::compute::hook::TokenKind;
 use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::engine::batch::Slot;
 use crate::engine::engine_options::{EngineOptions, SharedThreads};
-use crate::engine::key_centres::key_centres;
 use crate::engine::memory_plan::{EngineMemory, plan_options, vocabulary_bytes};
 use crate::engine::offload::{BatchBuffers, offload, open_runner};
 use crate::engine::options::{
@@ -16,7 +15,7 @@ use crate::engine::options::{
 };
 use crate::engine::row_times::RowTimes;
 use crate::engine::sequence::Sequence;
-use crate::engine::turns::Turns;
+use crate::engine::turns::{TurnCounts, Turns};
 use crate::engine::{SessionError, context_shift};
 use crate::forward::{Cursor, Pass, Pause, forward};
 use crate::gpu::{GpuError, Runner};
@@ -395,12 +394,9 @@ impl Engine {
         Ok(Arc::new(layout))
     }
 
-    /// What keys have in common, which is not stored of those of few bits. GPUs store it.
-    fn centres(&self) -> Option<Arc<KeyCentres>> {
-        let centres = &self.core.centres;
-        centres
-            .get_or_init(|| key_centres(self).map(Arc::new))
-            .clone()
+    /// What keys have in common, once that is known.
+    pub(super) fn known_centres(&self) -> &OnceLock<Option<Arc<KeyCentres>>> {
+        &self.core.centres
     }
 
     /// Computes one pass: appends each slot's tokens to its sequence, and writes the logits to
@@ -844,23 +840,9 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of passes, and of other work of its threads, that were begun so far.
-    pub fn n_turns(&self) -> u64 {
-        self.core.turns.lock().last
-    }
-
-    /// Whether a pass is computed or waits, or one was begun since there were [`n_turns`]; the
-    /// caller's own turns count, too.
-    ///
-    /// [`n_turns`]: Engine::n_turns
-    pub fn is_busy_since(&self, n_turns: u64) -> bool {
-        let queue = self.core.turns.lock();
-        queue.last != n_turns || !queue.tickets.is_empty()
-    }
-
-    /// Whether somebody waits until what is computed now has ended.
-    pub fn is_awaited(&self) -> bool {
-        self.core.turns.lock().tickets.len() > 1
+    /// Turns of those who compute: passes, and other work of its threads.
+    pub fn turns(&self) -> TurnCounts {
+        self.core.turns.counts()
     }
 
     /// Runs `f` with all threads and the arena, after earlier callers.

@@ -35,9 +35,19 @@ impl EvalCallback for Keys {
     }
 }
 
+impl Engine {
+    /// What keys have in common, which is not stored of those of few bits; found once. GPUs store it.
+    pub(super) fn centres(&self) -> Option<Arc<KeyCentres>> {
+        let known = self.known_centres();
+        known
+            .get_or_init(|| key_centres(self).map(Arc::new))
+            .clone()
+    }
+}
+
 /// The centres of layers whose scores are products of queries and keys alone. None where none has any,
 /// and of models that cannot read a text by itself.
-pub(super) fn key_centres(engine: &Engine) -> Option<KeyCentres> {
+fn key_centres(engine: &Engine) -> Option<KeyCentres> {
     let model = engine.model();
     let h = model.hparams();
     let n = N_TOKENS.min(h.n_ctx_train);

@@ -34,3 +34,4 @@ pub use memory_plan::{EngineMemory, MemoryPlan, PlanOptions, Recommendation};
 pub use options::{CacheMode, CachedTokens, DEFAULT_CTX, PrefixOptions, Reuse};
 pub use output_head::OutputHead;
 pub use sequence::Sequence;
+pub use turns::TurnCounts;

@@ -46,9 +46,8 @@ impl RowTimes {
             *pass = n_passes;
             // Fewer rows never take longer. Whoever always drafts would not measure them again.
             let most = *mean;
-            for (mean, _) in &mut self.rows[..n - 1] {
-                *mean = mean.min(most);
-            }
+            let fewer = self.rows[..n - 1].iter_mut().filter(|_| most > 0.0);
+            fewer.for_each(|(mean, _)| *mean = mean.min(most));
         }
     }
 

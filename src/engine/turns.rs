@@ -21,12 +21,30 @@ pub(super) struct Queue {
     pub(super) last: u64,
 }
 
+/// Turns of those who compute with an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TurnCounts {
+    /// Those that were asked for so far.
+    pub begun: u64,
+    /// Of them, those that have not ended: one computes, the others wait for it.
+    pub unfinished: usize,
+}
+
 /// A caller's turn, which ends on drop.
 pub(super) struct Turn<'a>(&'a Turns);
 
 impl Turns {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn counts(&self) -> TurnCounts {
+        let queue = self.lock();
+        TurnCounts {
+            begun: queue.last,
+            unfinished: queue.tickets.len(),
+        }
     }
 
     /// Waits for a turn; returns `None` if `cancelled` meanwhile.

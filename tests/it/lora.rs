@@ -427,9 +427,9 @@ fn a_change_of_the_head_computes_nothing_again() {
         session.prefill(&TOKENS).unwrap();
         let id = session.adapters().attach(Arc::clone(adapter), 0.5).unwrap();
         for change in 0..3 {
-            let before = session.engine().n_turns();
+            let before = session.engine().turns().begun;
             let found = session.decoded(change);
-            let n_passes = session.engine().n_turns() - before;
+            let n_passes = session.engine().turns().begun - before;
             assert_eq!(n_passes == 1, is_of_head, "{n_passes}");
             let mut fresh = self::session(&model);
             if change < 2 {

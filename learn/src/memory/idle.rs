@@ -4,6 +4,7 @@ use crate::memory::{
     Consolidation, ConsolidationOptions, ConsolidationProgress, ConsolidationReport, Memory,
     MemoryError,
 };
+use crate::sona::background::is_busy_since;
 use ruvllm::{CancelToken, Engine};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -118,15 +119,15 @@ impl Idle {
 
     /// Waits until nobody has computed for so long; false if it is to end.
     fn is_quiet_for(&self, time: Duration) -> bool {
-        let (mut turns, mut quiet) = (self.engine.n_turns(), Duration::ZERO);
+        let (mut turns, mut quiet) = (self.engine.turns().begun, Duration::ZERO);
         while quiet < time {
             if self.is_ended() {
                 return false;
             }
             std::thread::sleep(NAP);
             quiet += NAP;
-            if self.engine.is_busy_since(turns) {
-                (turns, quiet) = (self.engine.n_turns(), Duration::ZERO);
+            if is_busy_since(&self.engine, turns) {
+                (turns, quiet) = (self.engine.turns().begun, Duration::ZERO);
             }
         }
         !self.is_ended()
@@ -139,14 +140,14 @@ impl Idle {
     ) -> Result<Option<ConsolidationReport>, MemoryError> {
         let options = &self.options.consolidation;
         let mut of = locked(memory).consolidation(&self.engine, &self.control, options)?;
-        let mut turns = self.engine.n_turns();
+        let mut turns = self.engine.turns().begun;
         loop {
-            if self.engine.is_busy_since(turns) && !self.is_quiet_for(PAUSE) {
+            if is_busy_since(&self.engine, turns) && !self.is_quiet_for(PAUSE) {
                 return Ok(None);
             }
             let tokens = of.cancel_tokens();
             let step = self.step(&mut of, &tokens);
-            turns = self.engine.n_turns();
+            turns = self.engine.turns().begun;
             match step {
                 Ok(Some(_)) => {}
                 Ok(None) => return locked(memory).conclude(&of).map(Some),
@@ -175,7 +176,7 @@ impl Idle {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
-                    if self.engine.is_awaited() || self.is_ended() {
+                    if self.engine.turns().unfinished > 1 || self.is_ended() {
                         tokens.iter().for_each(CancelToken::cancel);
                     }
                     std::thread::sleep(NAP);

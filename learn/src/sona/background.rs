@@ -3,6 +3,7 @@
 use crate::clock::Timer;
 use crate::sona::builder::SonaBuilder;
 use crate::sona::learning::Sona;
+use ruvllm::Engine;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,6 +15,12 @@ const BUSY_REST: u32 = 49;
 const NAP: Duration = Duration::from_millis(10);
 /// Longest time between two attempts of the background, after failures.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Whether somebody computes with an engine, or did since so many turns were begun.
+pub(crate) fn is_busy_since(engine: &Engine, n_turns: u64) -> bool {
+    let now = engine.turns();
+    now.begun != n_turns || now.unfinished > 0
+}
 
 impl Sona {
     /// Begins to learn in the background, until the result is dropped.
@@ -59,9 +66,9 @@ impl Sona {
                             return rest(Duration::ZERO);
                         }
                         let engine = &sona.shared.engine;
-                        let n_turns = engine.n_turns();
+                        let n_turns = engine.turns().begun;
                         rest(took)
-                            && (!engine.is_busy_since(n_turns)
+                            && (!is_busy_since(engine, n_turns)
                                 || rest(BUSY_REST.saturating_sub(1) * took))
                     });
                     let outcome = outcome.and_then(|learnt| {

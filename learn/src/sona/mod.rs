@@ -25,7 +25,7 @@
 //! # Ok(()) }
 //! ```
 
-mod background;
+pub(crate) mod background;
 mod batch;
 mod builder;
 mod error;
