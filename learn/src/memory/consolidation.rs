@@ -3,14 +3,18 @@
 use crate::learn::LearnError;
 use crate::memory::questions::{Writer, is_answered};
 use crate::memory::versions::{
-    Version, checkpoint, hashes, read_questions, text_hash, write_questions,
+    QUESTIONS, Version, adapter_path, begun, checkpoint, damaged, hashes, numbers, put_numbers,
+    read, text_hash, written,
 };
 use crate::memory::{Entry, Memory, MemoryError, QuestionAnswer, QuestionOptions};
 use crate::sona::SonaError;
+use crate::sona::folder::remove;
 use crate::train::{TrainOptions, Trainer};
+use ruvllm::Model;
+use ruvllm::gguf::{Array, GgufError, StringArray, Value};
 use ruvllm::lora::Adapter;
 use ruvllm::{CancelToken, Engine, Sampler, SamplerOptions, SessionError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Questions of an entry from which on one is not trained on, but judged by.
@@ -126,7 +130,100 @@ pub struct Consolidation {
     cancel: CancelToken,
 }
 
+/// Questions of an attempt that was interrupted; none if it was of another model.
+fn read_questions(path: &Path, model: u64) -> Result<Vec<QuestionAnswer>, MemoryError> {
+    let path = path.join(QUESTIONS);
+    let Some(gguf) = read(&path)? else {
+        return Ok(Vec::new());
+    };
+    let metadata = gguf.metadata();
+    let pairs = || -> Result<Vec<QuestionAnswer>, GgufError> {
+        if metadata.u64("memory.model")? != model {
+            return Ok(Vec::new());
+        }
+        let [questions, answers] =
+            ["memory.questions", "memory.answers"].map(|key| metadata.strings(key));
+        let (questions, answers) = (questions?, answers?);
+        let all = numbers(metadata, "memory.entries")?.into_iter().enumerate();
+        let all = all.map(|(i, number)| QuestionAnswer {
+            number,
+            question: questions
+                .str(i)
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned),
+            answer: answers.str(i).unwrap_or_default().to_owned(),
+        });
+        Ok(all.filter(|pair| !pair.answer.is_empty()).collect())
+    };
+    pairs().map_err(|error| damaged(&path, error))
+}
+
+fn write_questions(path: &Path, model: u64, pairs: &[QuestionAnswer]) -> Result<(), MemoryError> {
+    let mut w = begun();
+    w.metadata("memory.model", model);
+    put_numbers(
+        &mut w,
+        "memory.entries".into(),
+        pairs.iter().map(|pair| pair.number),
+    );
+    let questions = pairs
+        .iter()
+        .map(|pair| pair.question.as_deref().unwrap_or_default());
+    let questions: StringArray = questions.collect();
+    let answers: StringArray = pairs.iter().map(|pair| &*pair.answer).collect();
+    w.metadata("memory.questions", Value::Array(Array::Strings(questions)));
+    w.metadata("memory.answers", Value::Array(Array::Strings(answers)));
+    written(w, &path.join(QUESTIONS))
+}
+
 impl Memory {
+    /// Adapters that were trained on what is remembered; the last is in effect, the one before it what
+    /// [`Memory::roll_back`] goes back to.
+    pub fn versions(&self) -> &[Version] {
+        &self.versions.all
+    }
+
+    /// The adapter in effect, if there is one for this model.
+    ///
+    /// # Errors
+    /// If its file cannot be read.
+    pub fn adapter(&mut self, model: &Model) -> Result<Option<Arc<Adapter>>, MemoryError> {
+        let Some(version) = self.versions.all.last() else {
+            return Ok(None);
+        };
+        if self.versions.model != model.fingerprint() {
+            return Ok(None);
+        }
+        if self.versions.adapter.is_none() {
+            let file = adapter_path(self.path(), version.number);
+            let adapter = Adapter::open(&file, model).map_err(SonaError::from)?;
+            self.versions.adapter = Some(Arc::new(adapter));
+        }
+        Ok(self.versions.adapter.clone())
+    }
+
+    /// Goes back to the version before the one in effect, or to none; returns the version that is in
+    /// effect then.
+    ///
+    /// # Errors
+    /// If no version is in effect, or a file cannot be written.
+    pub fn roll_back(&mut self) -> Result<Option<u64>, MemoryError> {
+        let path = self.path().to_owned();
+        let versions = &mut self.versions;
+        let gone = versions.all.pop().ok_or(MemoryError::NoVersion)?;
+        versions.adapter = None;
+        versions.save(&path)?;
+        remove(&adapter_path(&path, gone.number))?;
+        Ok(self.versions.all.last().map(|version| version.number))
+    }
+
+    /// Entries that the latest consolidation did not know, and those that it knew and that were corrected
+    /// since.
+    pub fn n_unconsolidated(&self) -> usize {
+        let now = hashes(self.in_effect());
+        now.symmetric_difference(&self.versions.tried).count()
+    }
+
     /// Begins to consolidate what is remembered, or goes on where an earlier attempt was interrupted.
     /// `control` is text that the model must stay good at.
     ///
@@ -466,12 +563,8 @@ impl Consolidation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{IdleConsolidation, IdleOptions, MemoryOptions, NewEntry};
+    use crate::memory::{MemoryOptions, NewEntry};
     use ruvllm::Model;
-    use std::path::Path;
-    use std::sync::Mutex;
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     type Tested = Result<(), Box<dyn std::error::Error>>;
 
@@ -615,37 +708,6 @@ mod tests {
         assert!(memory.versions().is_empty() && memory.adapter(engine.model())?.is_none());
         // It is not tried again before something changes.
         assert_eq!(memory.n_unconsolidated(), 0);
-        drop(memory);
-        std::fs::remove_dir_all(&path)?;
-        Ok(())
-    }
-
-    #[test]
-    fn it_begins_by_itself_and_gives_way() -> Tested {
-        let (engine, path) = (engine()?, folder("idle"));
-        let memory = Arc::new(Mutex::new(memory(&path)?));
-        let mut options = IdleOptions {
-            due: NAMES.len(),
-            quiet: Duration::from_millis(20),
-            consolidation: options(),
-        };
-        options.consolidation.questions.each = 1;
-        options.consolidation.train.epochs = 1.0;
-        let (told, tell) = channel();
-        let tell_one = move |i, outcome| drop(told.send((i, outcome)));
-        let (all, control) = (vec![Arc::clone(&memory)], control(&engine)?);
-        let idle = IdleConsolidation::start(all, &engine, control.clone(), options, tell_one)?;
-        // Somebody computes meanwhile.
-        for _ in 0..20 {
-            let mut session = engine.session()?;
-            session.prefill(&control[..64])?;
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let (i, outcome) = tell.recv_timeout(Duration::from_secs(300))?;
-        assert_eq!(i, 0);
-        assert_eq!(outcome?.n_entries, NAMES.len());
-        drop(idle);
-        assert!(tell.try_recv().is_err(), "once");
         drop(memory);
         std::fs::remove_dir_all(&path)?;
         Ok(())

@@ -1,12 +1,10 @@
 //! Adapters that know what is remembered: which is in effect, and the one before it.
 
 use crate::learn::LearnError;
-use crate::memory::questions::QuestionAnswer;
-use crate::memory::{Entry, Memory, MemoryError, Verdict};
+use crate::memory::{Entry, MemoryError, Verdict};
 use crate::sona::SonaError;
 use crate::sona::folder::remove;
-use ruvllm::Model;
-use ruvllm::gguf::{Array, Gguf, GgufError, Metadata, StringArray, Value, Writer};
+use ruvllm::gguf::{Array, Gguf, GgufError, Metadata, Value, Writer};
 use ruvllm::kv::hash::{SEED, mix};
 use ruvllm::lora::Adapter;
 use std::collections::BTreeSet;
@@ -14,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const STATE: &str = "memory-versions.gguf";
-const QUESTIONS: &str = "memory-questions.gguf";
+pub(super) const QUESTIONS: &str = "memory-questions.gguf";
 const CHECKPOINT: &str = "memory-training.gguf";
 const TYPE: &str = "memory";
 /// Incremented when a file of the new form could be misread as one of the old.
@@ -47,15 +45,15 @@ impl Version {
 #[derive(Debug, Default)]
 pub(super) struct Versions {
     /// Fingerprint of the model that they are for.
-    model: u64,
+    pub(super) model: u64,
     /// Number of the next.
     next: u64,
     /// The last is in effect.
-    all: Vec<Version>,
+    pub(super) all: Vec<Version>,
     /// Hashes of the texts of the latest attempt, whether it was kept or not.
-    tried: BTreeSet<u64>,
+    pub(super) tried: BTreeSet<u64>,
     /// The adapter in effect, once it was asked for.
-    adapter: Option<Arc<Adapter>>,
+    pub(super) adapter: Option<Arc<Adapter>>,
 }
 
 /// What tells a text from others.
@@ -68,19 +66,19 @@ pub(super) fn hashes<'a>(entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<u
     entries.map(|entry| text_hash(&entry.text)).collect()
 }
 
-fn numbers(metadata: &Metadata, key: &str) -> Result<Vec<u64>, GgufError> {
+pub(super) fn numbers(metadata: &Metadata, key: &str) -> Result<Vec<u64>, GgufError> {
     match metadata.get(key) {
         Some(Value::Array(Array::U64(values))) => Ok(values.to_vec()),
         _ => Err(GgufError::MissingKey { key: key.into() }),
     }
 }
 
-fn put_numbers(w: &mut Writer<'static>, key: String, values: impl Iterator<Item = u64>) {
+pub(super) fn put_numbers(w: &mut Writer<'static>, key: String, values: impl Iterator<Item = u64>) {
     w.metadata(key, Value::Array(Array::U64(values.collect())));
 }
 
 /// A file of this kind, if there is one.
-fn read(path: &Path) -> Result<Option<Gguf>, MemoryError> {
+pub(super) fn read(path: &Path) -> Result<Option<Gguf>, MemoryError> {
     if !path.exists() {
         return Ok(None);
     }
@@ -90,7 +88,7 @@ fn read(path: &Path) -> Result<Option<Gguf>, MemoryError> {
     Ok(Some(gguf))
 }
 
-fn begun() -> Writer<'static> {
+pub(super) fn begun() -> Writer<'static> {
     let mut w = Writer::new();
     // It contains text of the owner.
     w.overwrite().private();
@@ -99,7 +97,7 @@ fn begun() -> Writer<'static> {
     w
 }
 
-fn damaged(path: &Path, error: GgufError) -> MemoryError {
+pub(super) fn damaged(path: &Path, error: GgufError) -> MemoryError {
     let (path, what) = (path.to_owned(), error.to_string());
     SonaError::Damaged {
         path,
@@ -109,7 +107,7 @@ fn damaged(path: &Path, error: GgufError) -> MemoryError {
     .into()
 }
 
-fn written(w: Writer<'static>, path: &Path) -> Result<(), MemoryError> {
+pub(super) fn written(w: Writer<'static>, path: &Path) -> Result<(), MemoryError> {
     let written = w.write(path).map_err(LearnError::Gguf);
     Ok(written.map_err(SonaError::from)?)
 }
@@ -160,7 +158,7 @@ impl Versions {
         })
     }
 
-    fn save(&self, path: &Path) -> Result<(), MemoryError> {
+    pub(super) fn save(&self, path: &Path) -> Result<(), MemoryError> {
         let mut w = begun();
         w.metadata("memory.model", self.model);
         w.metadata("memory.next", self.next);
@@ -246,109 +244,10 @@ impl Versions {
     }
 }
 
-fn adapter_path(path: &Path, number: u64) -> PathBuf {
+pub(super) fn adapter_path(path: &Path, number: u64) -> PathBuf {
     path.join(format!("memory-adapter-{number}.gguf"))
 }
 
 pub(super) fn checkpoint(path: &Path) -> PathBuf {
     path.join(CHECKPOINT)
-}
-
-/// Questions of an attempt that was interrupted; none if it was of another model.
-pub(super) fn read_questions(path: &Path, model: u64) -> Result<Vec<QuestionAnswer>, MemoryError> {
-    let path = path.join(QUESTIONS);
-    let Some(gguf) = read(&path)? else {
-        return Ok(Vec::new());
-    };
-    let metadata = gguf.metadata();
-    let pairs = || -> Result<Vec<QuestionAnswer>, GgufError> {
-        if metadata.u64("memory.model")? != model {
-            return Ok(Vec::new());
-        }
-        let [questions, answers] =
-            ["memory.questions", "memory.answers"].map(|key| metadata.strings(key));
-        let (questions, answers) = (questions?, answers?);
-        let all = numbers(metadata, "memory.entries")?.into_iter().enumerate();
-        let all = all.map(|(i, number)| QuestionAnswer {
-            number,
-            question: questions
-                .str(i)
-                .filter(|text| !text.is_empty())
-                .map(str::to_owned),
-            answer: answers.str(i).unwrap_or_default().to_owned(),
-        });
-        Ok(all.filter(|pair| !pair.answer.is_empty()).collect())
-    };
-    pairs().map_err(|error| damaged(&path, error))
-}
-
-pub(super) fn write_questions(
-    path: &Path,
-    model: u64,
-    pairs: &[QuestionAnswer],
-) -> Result<(), MemoryError> {
-    let mut w = begun();
-    w.metadata("memory.model", model);
-    put_numbers(
-        &mut w,
-        "memory.entries".into(),
-        pairs.iter().map(|pair| pair.number),
-    );
-    let questions = pairs
-        .iter()
-        .map(|pair| pair.question.as_deref().unwrap_or_default());
-    let questions: StringArray = questions.collect();
-    let answers: StringArray = pairs.iter().map(|pair| &*pair.answer).collect();
-    w.metadata("memory.questions", Value::Array(Array::Strings(questions)));
-    w.metadata("memory.answers", Value::Array(Array::Strings(answers)));
-    written(w, &path.join(QUESTIONS))
-}
-
-impl Memory {
-    /// Adapters that were trained on what is remembered; the last is in effect, the one before it what
-    /// [`Memory::roll_back`] goes back to.
-    pub fn versions(&self) -> &[Version] {
-        &self.versions.all
-    }
-
-    /// The adapter in effect, if there is one for this model.
-    ///
-    /// # Errors
-    /// If its file cannot be read.
-    pub fn adapter(&mut self, model: &Model) -> Result<Option<Arc<Adapter>>, MemoryError> {
-        let Some(version) = self.versions.all.last() else {
-            return Ok(None);
-        };
-        if self.versions.model != model.fingerprint() {
-            return Ok(None);
-        }
-        if self.versions.adapter.is_none() {
-            let file = adapter_path(self.path(), version.number);
-            let adapter = Adapter::open(&file, model).map_err(SonaError::from)?;
-            self.versions.adapter = Some(Arc::new(adapter));
-        }
-        Ok(self.versions.adapter.clone())
-    }
-
-    /// Goes back to the version before the one in effect, or to none; returns the version that is in
-    /// effect then.
-    ///
-    /// # Errors
-    /// If no version is in effect, or a file cannot be written.
-    pub fn roll_back(&mut self) -> Result<Option<u64>, MemoryError> {
-        let path = self.path().to_owned();
-        let versions = &mut self.versions;
-        let gone = versions.all.pop().ok_or(MemoryError::NoVersion)?;
-        versions.adapter = None;
-        versions.save(&path)?;
-        remove(&adapter_path(&path, gone.number))?;
-        Ok(self.versions.all.last().map(|version| version.number))
-    }
-
-    /// Entries that the latest consolidation did not know, and those that it knew and that were corrected
-    /// since.
-    pub fn n_unconsolidated(&self) -> usize {
-        let now = hashes(self.in_effect());
-        now.symmetric_difference(&self.versions.tried).count()
-    }
 }

@@ -2,11 +2,15 @@
 
 use ruvllm::{Model, Tokenizer};
 use ruvllm_learn::memory::{
-    Memory, MemoryError, MemoryOptions, NewEntry, NotesOptions, Vectors, Verdict,
+    IdleConsolidation, IdleOptions, Memory, MemoryError, MemoryOptions, NewEntry, NotesOptions,
+    Vectors, Verdict,
 };
 use ruvllm_learn::sona::{FolderOptions, SonaError, SonaFolder};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A folder of its own for each test, gone afterwards.
 struct Folder(PathBuf);
@@ -373,4 +377,42 @@ fn the_oldest_go_when_there_are_too_many() {
     drop(memory);
     let error = Memory::open(&folder.0, &none).unwrap_err();
     assert!(error.to_string().contains("max_entries is 0"), "{error}");
+}
+
+/// Entries are consolidated while nobody computes, once: who comes meanwhile is answered, and what a
+/// small model does not learn takes no effect.
+#[test]
+fn consolidation_begins_by_itself_and_gives_way() {
+    let (folder, model) = (Folder::new(), model());
+    let engine = model.engine().unwrap();
+    let mut memory = open(&folder.0);
+    for text in TAUGHT {
+        memory.remember(NewEntry::taught(text), None).unwrap();
+    }
+    let control = include_str!("../../../models/demo-heldout.txt");
+    let control = tokenizer(&model).encode(&control[..2000], true, false);
+    let mut options = IdleOptions {
+        due: TAUGHT.len(),
+        quiet: Duration::from_millis(20),
+        ..Default::default()
+    };
+    options.consolidation.questions.each = 1;
+    options.consolidation.train.epochs = 1.0;
+    let (told, tell) = channel();
+    let tell_one = move |i, outcome| drop(told.send((i, outcome)));
+    let memory = Arc::new(Mutex::new(memory));
+    let all = vec![Arc::clone(&memory)];
+    let idle = IdleConsolidation::start(all, &engine, control.clone(), options, tell_one).unwrap();
+    for _ in 0..20 {
+        let mut session = engine.session().unwrap();
+        session.prefill(&control[..64]).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (i, outcome) = tell.recv_timeout(Duration::from_secs(300)).unwrap();
+    let report = outcome.unwrap();
+    assert_eq!((i, report.n_entries), (0, TAUGHT.len()));
+    assert!(report.outcome.is_err(), "{report:?}");
+    drop(idle);
+    assert!(tell.try_recv().is_err(), "once");
+    assert!(memory.lock().unwrap().versions().is_empty());
 }
