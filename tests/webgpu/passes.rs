@@ -702,7 +702,7 @@ fn families() {
     let is_wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
     let is_long = wanted.is_some() || std::env::var_os("RUVLLM_LONG").is_some();
     let step = if is_long { 1 } else { 2 };
-    for family in mutants::models().into_iter().step_by(step) {
+    for family in mutants::models().iter().step_by(step) {
         if !is_wanted(&family.name) {
             continue;
         }
