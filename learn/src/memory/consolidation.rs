@@ -334,8 +334,7 @@ impl Consolidation {
     /// [`Memory::conclude`].
     ///
     /// # Errors
-    /// If a pass fails or is [cancelled](Consolidation::cancel_token): the part is done again by the
-    /// next call.
+    /// If a pass fails: the part is done again by the next call.
     pub fn step(&mut self) -> Result<Option<ConsolidationProgress>, MemoryError> {
         if self.n_written < self.entries.len() {
             return self.write().map(Some);

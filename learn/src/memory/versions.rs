@@ -61,7 +61,7 @@ pub(super) fn text_hash(text: &str) -> u64 {
     mix(SEED, text.as_bytes())
 }
 
-/// Hashes of the latest `most` texts that are in effect.
+/// Hashes of the texts of entries.
 pub(super) fn hashes<'a>(entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<u64> {
     entries.map(|entry| text_hash(&entry.text)).collect()
 }
