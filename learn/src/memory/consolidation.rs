@@ -418,9 +418,16 @@ impl Consolidation {
         let tokenizer = self.engine.model().tokenizer();
         let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
         let judged = self.judged();
-        let is_judged = |pair: &QuestionAnswer| judged.iter().any(|(other, _)| *other == pair);
-        let trained = self.pairs.iter().filter(|pair| !is_judged(pair));
-        let examples: Vec<_> = trained.map(|pair| pair.example(tokenizer)).collect();
+        let is_judged = |pair: &&QuestionAnswer| judged.iter().any(|(other, _)| other == pair);
+        let mut examples = Vec::new();
+        for entry in &self.entries {
+            let of_entry = self.pairs.iter().filter(|pair| pair.number == entry.number);
+            let trained: Vec<_> = of_entry.filter(|pair| !is_judged(pair)).collect();
+            // Who is asked about seldom is repeated, so that every entry is read equally often.
+            let n = (self.options.questions.each + 1).max(trained.len());
+            let repeated = trained.iter().cycle().take(n);
+            examples.extend(repeated.map(|pair| pair.example(tokenizer)));
+        }
         let (engine, options) = (&self.engine, &self.options.train);
         let mut trainer = match &self.in_effect {
             Some(adapter) => Trainer::continuing(
