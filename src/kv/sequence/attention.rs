@@ -243,12 +243,15 @@ fn raised(
     };
     let score = |q: &[f32]| {
         let mut sums = [0.0; LANES];
-        for (q, c) in q.chunks(LANES).zip(centre.chunks(LANES)) {
-            sums.iter_mut()
-                .zip(q)
-                .zip(c)
-                .for_each(|((sum, q), c)| *sum += q * c);
+        let (whole, rest) = q.as_chunks::<LANES>();
+        let (of_centre, rest_of_centre) = centre.as_chunks::<LANES>();
+        for (q, c) in whole.iter().zip(of_centre) {
+            for i in 0..LANES {
+                sums[i] += q[i] * c[i];
+            }
         }
+        let rest = sums.iter_mut().zip(rest).zip(rest_of_centre);
+        rest.for_each(|((sum, q), c)| *sum += q * c);
         p.scale * sums.iter().sum::<f32>()
     };
     let rows = q.chunks_exact(p.head_dim);
