@@ -507,13 +507,12 @@ impl Consolidation {
     /// What is known so far, and whether the adapter is to take effect.
     fn report(&self) -> ConsolidationReport {
         let n_said = |i: usize| self.said.iter().filter(|said| said[i]).count();
-        let best = self.trainer.as_ref().map(|trainer| trainer.report().best());
+        let training = self.trainer.as_ref().map(Trainer::report);
+        // There is none before the first step, or if that one diverged.
+        let best = training.and_then(|report| report.evaluations.get(report.kept));
         let mut report = ConsolidationReport {
             n_entries: self.entries.len(),
-            n_trained: self
-                .trainer
-                .as_ref()
-                .map_or(0, |trainer| trainer.report().n_trained),
+            n_trained: training.map_or(0, |report| report.n_trained),
             n_asked: self.said.len(),
             n_said_alone: n_said(0),
             n_said_before: self.in_effect.as_ref().map(|_| n_said(1)),
@@ -708,6 +707,8 @@ mod tests {
         let mut of = memory.consolidation(&engine, &control(&engine)?, &options)?;
         ask(&mut of);
         assert!(of.report().outcome.is_err(), "it has not ended");
+        of.step()?;
+        assert!(of.report().outcome.is_err(), "nothing was measured yet");
         while of.step()?.is_some() {}
         let report = memory.conclude(&of)?;
         assert!(report.outcome.is_err_and(|why| why.contains("too few")));
