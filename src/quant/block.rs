@@ -15,9 +15,25 @@ pub(super) trait Block: Pod {
 
 /// A block that can be written.
 pub(super) trait Pack: Block {
-    /// Chooses the block with a small `Σ weight·error²`. Values are finite and at most 65504 in
-    /// magnitude, weights finite and not negative.
-    fn pack(x: &Self::Values, weights: &Self::Values) -> Self;
+    /// The block before it is stored: scales and codes.
+    type Fit: Recode;
+
+    /// Chooses scales and codes with a small `Σ weight·error²`. Values are finite and at most 65504
+    /// in magnitude, weights finite and not negative.
+    fn fit(x: &Self::Values, weights: &Self::Values) -> Self::Fit;
+
+    /// The block with those scales and codes.
+    fn store(fit: &Self::Fit) -> Self;
+}
+
+/// A block whose codes may still change.
+pub(super) trait Recode {
+    /// Values that get their codes together.
+    const RUN: usize;
+
+    /// Chooses the codes of the values `at..at + RUN` for other values `x`, with a small
+    /// `Σ w·error²` under the scales that are there; `x` becomes what is stored.
+    fn recode(&mut self, at: usize, x: &mut [f32], w: &[f32]);
 }
 
 pub(super) fn dequantize_blocks<B: Block>(bytes: &[u8], out: &mut [f32]) {
@@ -44,13 +60,13 @@ pub(super) fn quantize_blocks<B: Pack>(x: &[f32], importance: Option<&[f32]>, by
             *x = storable(*x);
         }
         let weights = weights::<B>(&x, importance.map(|importance| &importance[i]));
-        *block = B::pack(&x, &weights);
+        *block = B::store(&B::fit(&x, &weights));
     }
 }
 
 /// Weights of the squared errors in a block: `importance · √(2 + x²/σ²)` with `σ²` the mean of
 /// `x²`. Errors of large values do more harm; ggml weighs them in the same way.
-fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values {
+pub(super) fn weights<B: Block>(x: &B::Values, importance: Option<&B::Values>) -> B::Values {
     let x = x.as_ref();
     let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
     let per_square = if mean_square > f32::MIN_POSITIVE {

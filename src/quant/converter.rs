@@ -1,5 +1,6 @@
 //! Rows of tensors on their way from one type to another, on several threads, a slab at a time.
 
+use super::feedback::{Feedback, Moments};
 use crate::quant::{DType, QuantError, dequantize_row, quantize_row};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -10,6 +11,9 @@ use std::num::NonZeroUsize;
 /// Elements of a slab: what is converted between two calls of the progress callback, and is held in
 /// memory in its new type.
 const SLAB: usize = 1 << 22;
+
+/// Rows that a thread converts at a time.
+const PANEL: usize = 16;
 
 /// A change of the values of the row with that number.
 pub type RowChange<'c> = dyn Fn(usize, &mut [f32]) + Sync + 'c;
@@ -28,6 +32,9 @@ pub struct Conversion<'c> {
     /// The importance of the weights of a row, for each matrix of a stack, and the rows of a
     /// matrix.
     pub importance: Option<(&'c [f32], usize)>,
+    /// Feedback of errors for each matrix of a stack, where it is known, and the rows of a matrix;
+    /// then importances do not count.
+    pub feedback: Option<(&'c [Option<Feedback>], usize)>,
 }
 
 impl std::fmt::Debug for Conversion<'_> {
@@ -117,6 +124,13 @@ impl<'p> Converter<'p> {
         })
     }
 
+    /// What such inputs of the matrices of a stack say, on the converter's threads; nothing where they
+    /// are not usable.
+    pub(crate) fn feedback(&self, moments: Vec<Moments>) -> Vec<Option<Feedback>> {
+        let all = || moments.into_iter().map(Feedback::new).collect();
+        self.pool.install(all)
+    }
+
     /// Writes `n_rows` rows of the tensor `name`, of which `row` gives the bytes.
     ///
     /// # Errors
@@ -186,19 +200,14 @@ impl<'p> Converter<'p> {
             } else {
                 let converted = &mut converted[..slab.len() * to_bytes];
                 let measures = loss.is_some();
-                let rows = slab.clone().into_par_iter();
-                let rows = rows.zip(converted.par_chunks_exact_mut(to_bytes));
+                let panels = converted.par_chunks_mut(PANEL * to_bytes).enumerate();
                 let losses = self.pool.install(|| {
-                    rows.map_init(
-                        || (vec![0.0; n], vec![0.0; if measures { n } else { 0 }]),
-                        |(values, written), (i, into)| {
-                            let outcome = conversion.row(i, &row(i), values, into);
-                            outcome
-                                .and_then(|()| loss_of(conversion.to, into, values, written))
-                                .map_err(|error| (i, error))
-                        },
-                    )
-                    .try_reduce(Loss::default, |a, b| Ok(a + b))
+                    panels
+                        .map_init(Panel::default, |panel, (p, into)| {
+                            let first = slab.start + p * PANEL;
+                            panel.convert(&conversion, first, row, into, measures)
+                        })
+                        .try_reduce(Loss::default, |a, b| Ok(a + b))
                 });
                 let losses = losses.map_err(failed)?;
                 if let Some(loss) = &mut loss {
@@ -229,44 +238,120 @@ impl Conversion<'_> {
         }
         let mut values = vec![0.0; self.n];
         dequantize_row(self.from, row, &mut values)?;
-        match values.iter().position(|x| !x.is_finite()) {
-            None => Ok(()),
-            Some(index) => Err(QuantError::NotFinite {
-                index,
-                value: values[index],
-            }),
-        }
+        check_finite(&values)
     }
 
-    /// Converts row `i`; leaves its values in `values`.
-    fn row(
-        &self,
-        i: usize,
-        row: &[u8],
-        values: &mut [f32],
-        into: &mut [u8],
-    ) -> Result<(), QuantError> {
+    /// The values of row `i`.
+    fn values(&self, i: usize, row: &[u8], values: &mut [f32]) -> Result<(), QuantError> {
         dequantize_row(self.from, row, values)?;
         if let Some(change) = self.change {
             change(i, values);
         }
-        let importance = self
-            .importance
-            .map(|(all, rows_per_matrix)| &all[i / rows_per_matrix * self.n..][..self.n]);
-        quantize_row(self.to, values, importance, into)
+        Ok(())
+    }
+
+    /// The feedback of row `i`, if its type has any use for it.
+    fn feedback_of(&self, i: usize) -> Option<&Feedback> {
+        let (all, rows_per_matrix) = self.feedback?;
+        all.get(i / rows_per_matrix)?.as_ref()
+    }
+
+    /// Packs rows of one matrix from row `first` on.
+    fn pack(
+        &self,
+        first: usize,
+        values: &[f32],
+        into: &mut [u8],
+    ) -> Result<(), (usize, QuantError)> {
+        let rows = values.chunks_exact(self.n).zip(first..);
+        if let Some(feedback) = self.feedback_of(first) {
+            for (row, i) in rows.clone() {
+                check_finite(row).map_err(|error| (i, error))?;
+            }
+            let pack = self
+                .to
+                .format()
+                .and_then(|format| format.quantize_with_feedback);
+            if let Some(pack) = pack {
+                pack(values, feedback, into);
+                return Ok(());
+            }
+        }
+        let row_bytes = into.len() / (values.len() / self.n);
+        for ((row, i), into) in rows.zip(into.chunks_exact_mut(row_bytes)) {
+            let importance = self
+                .importance
+                .map(|(all, rows_per_matrix)| &all[i / rows_per_matrix * self.n..][..self.n]);
+            quantize_row(self.to, row, importance, into).map_err(|error| (i, error))?;
+        }
+        Ok(())
     }
 }
 
-/// The loss of a row that became `blocks`; nothing where `written` has no room for its values.
+/// Rows that are converted together.
+#[derive(Default)]
+struct Panel {
+    values: Vec<f32>,
+    written: Vec<f32>,
+}
+
+impl Panel {
+    /// Converts rows from `first` on, as many as `into` holds; the loss if that is measured.
+    fn convert<'a>(
+        &mut self,
+        conversion: &Conversion<'_>,
+        first: usize,
+        row: &(dyn Fn(usize) -> Cow<'a, [u8]> + Sync),
+        into: &mut [u8],
+        measures: bool,
+    ) -> Result<Loss, (usize, QuantError)> {
+        let n = conversion.n;
+        let row_bytes = n / conversion.to.block().0 as usize * conversion.to.block().1 as usize;
+        let n_rows = into.len() / row_bytes;
+        self.values.resize(n_rows * n, 0.0);
+        for (values, i) in self.values.chunks_exact_mut(n).zip(first..) {
+            let outcome = conversion.values(i, &row(i), values);
+            outcome.map_err(|error| (i, error))?;
+        }
+        // Those of one matrix after the other.
+        let rows_per_matrix = conversion.feedback.map_or(usize::MAX, |(_, rows)| rows);
+        let mut done = 0;
+        while done < n_rows {
+            let left = rows_per_matrix - (first + done) % rows_per_matrix;
+            let end = n_rows.min(done.saturating_add(left));
+            let (values, into) = (
+                &self.values[done * n..end * n],
+                &mut into[done * row_bytes..end * row_bytes],
+            );
+            conversion.pack(first + done, values, into)?;
+            done = end;
+        }
+        if !measures {
+            return Ok(Loss::default());
+        }
+        self.written.resize(n_rows * n, 0.0);
+        loss_of(conversion.to, into, &self.values, &mut self.written)
+            .map_err(|error| (first, error))
+    }
+}
+
+fn check_finite(values: &[f32]) -> Result<(), QuantError> {
+    match values.iter().position(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(index) => Err(QuantError::NotFinite {
+            index,
+            value: values[index],
+        }),
+    }
+}
+
+/// The loss of values that became `blocks`.
 fn loss_of(
     to: DType,
     blocks: &[u8],
     values: &[f32],
     written: &mut [f32],
 ) -> Result<Loss, QuantError> {
-    if written.is_empty() {
-        return Ok(Loss::default());
-    }
     dequantize_row(to, blocks, written)?;
     let (mut squared_error, mut squares) = (0.0, 0.0);
     for (&x, &y) in values.iter().zip(&*written) {

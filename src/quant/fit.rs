@@ -9,48 +9,13 @@
 
 use super::block::{f16_value, to_f16};
 use super::iq_grids::IQ4_VALUES;
+use super::scalar_fit::{Levels, ScalarFit, code, codes, inverse};
 
 /// Blocks whose values are all smaller become zero: the smallest f16 scale is 6·10⁻⁸.
 const TINY: f32 = 1e-15;
 
 /// How often the f16 factors of a super-block are fitted again.
 const REFITS: usize = 3;
-
-/// Nearest integer, ties to even. For `|x| < 2²²`, where adding `1.5·2²³` leaves no bits for the
-/// fraction; unlike `round_ties_even` it is no library call on baseline x86-64.
-#[inline]
-pub(super) fn round(x: f32) -> f32 {
-    const SHIFT: f32 = 12_582_912.0;
-    (x + SHIFT) - SHIFT
-}
-
-/// Code of `x` on the grid `scale · q + min`, `q` in `lo..=hi`; `inverse` is `1/scale`, or 0.
-#[inline]
-fn code(x: f32, inverse: f32, min: f32, lo: f32, hi: f32) -> f32 {
-    let q = (x - min) * inverse;
-    // Comparisons, unlike `f32::clamp`, are single instructions on vectors.
-    let q = if q > lo { q } else { lo };
-    round(if q < hi { q } else { hi })
-}
-
-/// `1/scale`, or 0 where that overflows: then every code is 0.
-#[inline]
-pub(super) fn inverse(scale: f32) -> f32 {
-    let inverse = 1.0 / scale;
-    if inverse.is_finite() { inverse } else { 0.0 }
-}
-
-/// Codes `q` in `lo..=hi` that bring `scale · q + min` nearest to `x`.
-pub(super) fn codes<const N: usize>(
-    x: &[f32; N],
-    scale: f32,
-    min: f32,
-    lo: f32,
-    hi: f32,
-) -> [f32; N] {
-    let inverse = inverse(scale);
-    std::array::from_fn(|i| code(x[i], inverse, min, lo, hi))
-}
 
 /// `Σ w·(scale·q + min − x)²` for the best codes.
 fn error<const N: usize>(
@@ -159,13 +124,8 @@ pub(super) fn iq4_codes<const N: usize>(x: &[f32; N], inverse: f32) -> [u8; N] {
     })
 }
 
-/// Super-block on the grids `d · sc[s] · IQ4_VALUES[q]`, its fields as they are stored.
-pub(super) struct Iq4Super {
-    pub(super) d: [u8; 2],
-    /// In −32..32.
-    pub(super) sc: [i8; 8],
-    pub(super) q: [u8; 256],
-}
+/// Super-block on the grids `d · sc[s] · IQ4_VALUES[q]`: `d`, and `sc` of eight sub-blocks, in −32..32.
+pub(super) type Iq4Super = ScalarFit<256, ([u8; 2], [i8; 8])>;
 
 /// Fits eight sub-blocks of 32.
 pub(super) fn iq4_super(x: &[f32; 256], w: &[f32; 256]) -> Iq4Super {
@@ -178,11 +138,7 @@ pub(super) fn iq4_super(x: &[f32; 256], w: &[f32; 256]) -> Iq4Super {
         let dv = f16_value(d);
         let per_d = inverse(dv);
         let mut total = 0.0;
-        let mut fit = Iq4Super {
-            d,
-            sc: [0; 8],
-            q: [0; 256],
-        };
+        let mut fit = Iq4Super::of_table((d, [0; 8]), [0.0; 256], &IQ4_VALUES, [0; 256]);
         for s in 0..8 {
             let near = code(scales[s], per_d, 0.0, -32.0, 31.0);
             let mut best_error = f32::INFINITY;
@@ -195,7 +151,8 @@ pub(super) fn iq4_super(x: &[f32; 256], w: &[f32; 256]) -> Iq4Super {
                 });
                 if e < best_error && (-32.0..32.0).contains(&sc) {
                     best_error = e;
-                    fit.sc[s] = sc as i8;
+                    fit.fields.1[s] = sc as i8;
+                    fit.scales[32 * s..32 * s + 32].fill(scale);
                     fit.q[32 * s..32 * s + 32].copy_from_slice(&q);
                 }
             }
@@ -207,7 +164,8 @@ pub(super) fn iq4_super(x: &[f32; 256], w: &[f32; 256]) -> Iq4Super {
     let (mut best, mut best_error) = settle(to_f16(extreme / -32.0));
     for _ in 0..REFITS {
         // Least squares for x ≈ d·a.
-        let a: [f32; 256] = std::array::from_fn(|i| f32::from(best.sc[i / 32]) * value(best.q[i]));
+        let sc = &best.fields.1;
+        let a: [f32; 256] = std::array::from_fn(|i| f32::from(sc[i / 32]) * value(best.q[i]));
         let xa = sum::<256>(|i| w[i] * x[i] * a[i]);
         let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
         let (next, next_error) = settle(to_f16(xa / aa));
@@ -286,18 +244,14 @@ pub(super) fn affine<const N: usize>(
     best
 }
 
-/// Super-block on the grids `d · sc[s] · q`, its fields as they are stored.
-pub(super) struct SymmetricSuper {
-    pub(super) d: [u8; 2],
-    pub(super) sc: [i8; 16],
-    /// Codes in `−n..n`.
-    pub(super) q: [f32; 256],
-}
+/// Super-block on the grids `d · sc[s] · q`: `d`, and `sc` of sixteen sub-blocks.
+pub(super) type SymmetricSuper = ScalarFit<256, ([u8; 2], [i8; 16])>;
 
-/// Fits sixteen sub-blocks of sixteen; `sc` in `−sc_n..sc_n`.
-pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32) -> SymmetricSuper {
+/// Fits sixteen sub-blocks of sixteen; `q` in `−n..n`, `sc` in `−sc_n..sc_n`.
+pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: i8, sc_n: f32) -> SymmetricSuper {
     let (xs, ws) = (x.as_chunks::<16>().0, w.as_chunks::<16>().0);
-    let scales: [f32; 16] = std::array::from_fn(|s| symmetric(&xs[s], &ws[s], n));
+    let (lo, hi) = (f32::from(-n), f32::from(n - 1));
+    let scales: [f32; 16] = std::array::from_fn(|s| symmetric(&xs[s], &ws[s], f32::from(n)));
     let extreme = extreme(&scales);
 
     let settle = |d: [u8; 2]| {
@@ -305,22 +259,27 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
         let inverse = inverse(dv);
         let mut total = 0.0;
         let mut fit = SymmetricSuper {
-            d,
-            sc: [0; 16],
-            q: [0.0; 256],
+            fields: (d, [0; 16]),
+            scales: [0.0; 256],
+            mins: [0.0; 256],
+            levels: Levels::Integers(-n, n - 1),
+            q: [0; 256],
         };
         for s in 0..16 {
             let near = code(scales[s], inverse, 0.0, -sc_n, sc_n - 1.0);
             let (mut best, mut best_error) = (near, f32::INFINITY);
             for sc in [near, near - 1.0, near + 1.0] {
-                let e = error(&xs[s], &ws[s], dv * sc, 0.0, -n, n - 1.0);
+                let e = error(&xs[s], &ws[s], dv * sc, 0.0, lo, hi);
                 if e < best_error && (-sc_n..sc_n).contains(&sc) {
                     (best, best_error) = (sc, e);
                 }
             }
             total += best_error;
-            fit.sc[s] = best as i8;
-            fit.q[16 * s..16 * s + 16].copy_from_slice(&codes(&xs[s], dv * best, 0.0, -n, n - 1.0));
+            let at = 16 * s..16 * s + 16;
+            fit.fields.1[s] = best as i8;
+            fit.scales[at.clone()].fill(dv * best);
+            let q = codes(&xs[s], dv * best, 0.0, lo, hi);
+            fit.q[at].copy_from_slice(&q.map(|q| (q - lo) as u8));
         }
         (fit, total)
     };
@@ -328,7 +287,9 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
     let (mut best, mut best_error) = settle(to_f16(extreme / -sc_n));
     for _ in 0..REFITS {
         // Least squares for x ≈ d·a.
-        let a: [f32; 256] = std::array::from_fn(|i| best.sc[i / 16] as f32 * best.q[i]);
+        let sc = &best.fields.1;
+        let a: [f32; 256] =
+            std::array::from_fn(|i| f32::from(sc[i / 16]) * (f32::from(best.q[i]) + lo));
         let xa = sum::<256>(|i| w[i] * x[i] * a[i]);
         let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
         let (next, next_error) = settle(to_f16(xa / aa));
@@ -341,26 +302,29 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: f32, sc_n: f32)
     best
 }
 
-/// Super-block on the grids `d · sc[s] · q − dmin · m[s]`, with `S` sub-blocks.
-pub(super) struct AffineSuper<const S: usize> {
+/// The scales of a super-block on the grids `d · sc[s] · q − dmin · m[s]`, with `S` sub-blocks.
+#[derive(Clone, Copy)]
+pub(super) struct AffineScales<const S: usize> {
     pub(super) d: [u8; 2],
     pub(super) dmin: [u8; 2],
     pub(super) sc: [u8; S],
     pub(super) m: [u8; S],
-    /// Codes in `0..=n`.
-    pub(super) q: [f32; 256],
 }
 
-/// Fits `S` sub-blocks of `N` values; `sc` and `m` in `0..=sc_max`.
+/// Such a super-block.
+pub(super) type AffineSuper<const S: usize> = ScalarFit<256, AffineScales<S>>;
+
+/// Fits `S` sub-blocks of `N` values; `q` in `0..=n`, `sc` and `m` in `0..=sc_max`.
 pub(super) fn affine_super<const S: usize, const N: usize>(
     x: &[f32; 256],
     w: &[f32; 256],
-    n: f32,
+    n: i8,
     sc_max: f32,
 ) -> AffineSuper<S> {
     const { assert!(S * N == 256) };
     let (xs, ws) = (x.as_chunks::<N>().0, w.as_chunks::<N>().0);
-    let fits: [(f32, f32); S] = std::array::from_fn(|s| affine(&xs[s], &ws[s], n, 0.0));
+    let hi = f32::from(n);
+    let fits: [(f32, f32); S] = std::array::from_fn(|s| affine(&xs[s], &ws[s], hi, 0.0));
     let max_scale = fits.iter().fold(0.0f32, |m, fit| m.max(fit.0));
     let max_min = fits.iter().fold(0.0f32, |m, fit| m.max(-fit.1));
 
@@ -369,11 +333,16 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
         let (inverse_d, inverse_m) = (inverse(dv), inverse(mv));
         let mut total = 0.0;
         let mut fit = AffineSuper {
-            d,
-            dmin,
-            sc: [0; S],
-            m: [0; S],
-            q: [0.0; 256],
+            fields: AffineScales {
+                d,
+                dmin,
+                sc: [0; S],
+                m: [0; S],
+            },
+            scales: [0.0; 256],
+            mins: [0.0; 256],
+            levels: Levels::Integers(0, n),
+            q: [0; 256],
         };
         for s in 0..S {
             let near_sc = code(fits[s].0, inverse_d, 0.0, 0.0, sc_max);
@@ -381,7 +350,7 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
             let (mut best, mut best_error) = ((near_sc, near_m), f32::INFINITY);
             for sc in [near_sc, near_sc - 1.0, near_sc + 1.0] {
                 for m in [near_m, near_m - 1.0, near_m + 1.0] {
-                    let e = error(&xs[s], &ws[s], dv * sc, -mv * m, 0.0, n);
+                    let e = error(&xs[s], &ws[s], dv * sc, -mv * m, 0.0, hi);
                     let stored = (0.0..=sc_max).contains(&sc) && (0.0..=sc_max).contains(&m);
                     if e < best_error && stored {
                         (best, best_error) = ((sc, m), e);
@@ -389,14 +358,13 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
                 }
             }
             total += best_error;
-            (fit.sc[s], fit.m[s]) = (best.0 as u8, best.1 as u8);
-            fit.q[N * s..N * (s + 1)].copy_from_slice(&codes(
-                &xs[s],
-                dv * best.0,
-                -mv * best.1,
-                0.0,
-                n,
-            ));
+            let (scale, min) = (dv * best.0, -mv * best.1);
+            let at = N * s..N * (s + 1);
+            (fit.fields.sc[s], fit.fields.m[s]) = (best.0 as u8, best.1 as u8);
+            fit.scales[at.clone()].fill(scale);
+            fit.mins[at.clone()].fill(min);
+            let q = codes(&xs[s], scale, min, 0.0, hi);
+            fit.q[at].copy_from_slice(&q.map(|q| q as u8));
         }
         (fit, total)
     };
@@ -404,8 +372,9 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
     let (mut best, mut best_error) = settle(to_f16(max_scale / sc_max), to_f16(max_min / sc_max));
     for _ in 0..REFITS {
         // Least squares for x ≈ d·a − dmin·b.
-        let a: [f32; 256] = std::array::from_fn(|i| best.sc[i / N] as f32 * best.q[i]);
-        let b: [f32; 256] = std::array::from_fn(|i| best.m[i / N] as f32);
+        let AffineScales { sc, m, .. } = &best.fields;
+        let a: [f32; 256] = std::array::from_fn(|i| f32::from(sc[i / N]) * f32::from(best.q[i]));
+        let b: [f32; 256] = std::array::from_fn(|i| f32::from(m[i / N]));
         let aa = sum::<256>(|i| w[i] * a[i] * a[i]);
         let ab = sum::<256>(|i| w[i] * a[i] * b[i]);
         let bb = sum::<256>(|i| w[i] * b[i] * b[i]);

@@ -1,6 +1,7 @@
 //! The list of formats, and the types that it makes: [`DType`], [`Format`], [`FORMATS`].
 
 use super::block::{Block, Pack, dequantize_blocks, quantize_blocks};
+use super::feedback::{self, Feedback};
 use super::float::{
     dequantize_bf16, dequantize_f16, dequantize_f32, quantize_bf16, quantize_f16, quantize_f32,
 };
@@ -164,6 +165,9 @@ pub type DequantizeFn = fn(blocks: &[u8], out: &mut [f32]);
 /// Packs whole blocks, see [`Format::quantize`].
 pub type QuantizeFn = fn(x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]);
 
+/// Packs rows of whole blocks, see [`Format::quantize_with_feedback`].
+pub(super) type FeedbackFn = fn(rows: &[f32], feedback: &Feedback, blocks: &mut [u8]);
+
 /// How a format stores its values, and how to convert them.
 #[derive(Debug)]
 pub struct Format {
@@ -185,6 +189,9 @@ pub struct Format {
     /// hold, saturate there, so that the block is finite for any input. (F32 and BF16 have no
     /// scale and keep every value.)
     pub quantize: Option<QuantizeFn>,
+    /// Packs whole rows so that later columns make up for the errors of earlier ones, if it has
+    /// blocks and this build can write it.
+    pub(super) quantize_with_feedback: Option<FeedbackFn>,
 }
 
 impl Format {
@@ -206,6 +213,7 @@ impl Format {
             block_bytes: size_of::<B>(),
             dequantize: dequantize_blocks::<B>,
             quantize: None,
+            quantize_with_feedback: None,
         }
     }
 
@@ -213,6 +221,7 @@ impl Format {
     const fn written<B: Pack>(dtype: DType, name: &'static str) -> Format {
         Format {
             quantize: Some(quantize_blocks::<B>),
+            quantize_with_feedback: Some(feedback::quantize_blocks::<B>),
             ..Format::read::<B>(dtype, name)
         }
     }
@@ -232,12 +241,14 @@ impl Format {
             block_bytes: bytes,
             dequantize,
             quantize: Some(quantize),
+            quantize_with_feedback: None,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::feedback::tests::{inputs, moments, noise};
     use super::*;
 
     #[test]
@@ -274,6 +285,66 @@ mod tests {
         ] {
             let (elems, bytes) = dtype.block();
             assert_eq!(bytes as f64 * 8.0 / elems as f64, bits, "{dtype}");
+        }
+    }
+
+    /// Columns that do not move together have nothing to make up for.
+    #[test]
+    fn without_correlation_nothing_changes() {
+        let n = 512;
+        let w = noise(3 * n, 4);
+        let mut unit_vectors = vec![0.0; n * n];
+        (0..n).for_each(|i| unit_vectors[i * n + i] = 2.0);
+        let feedback = Feedback::new(moments(&unit_vectors, n)).unwrap();
+        for format in FORMATS {
+            let (Some(quantize), Some(with_feedback)) =
+                (format.quantize, format.quantize_with_feedback)
+            else {
+                continue;
+            };
+            let mut plain = vec![0; format.bytes_of(3, n).unwrap()];
+            let mut blocks = plain.clone();
+            quantize(&w, None, &mut plain);
+            with_feedback(&w, &feedback, &mut blocks);
+            assert!(blocks == plain, "{}", format.name);
+        }
+    }
+
+    /// The error of products with the inputs is smaller in every format: 0.03 to 0.3 of what it was.
+    #[test]
+    fn errors_are_made_up_for() {
+        let (n, rows) = (512, 5);
+        let x = inputs(600, n);
+        let w = noise(rows * n, 5);
+        let feedback = Feedback::new(moments(&x, n)).unwrap();
+        let importance: Vec<f32> = (0..n)
+            .map(|k| x.chunks(n).map(|x| x[k] * x[k]).sum())
+            .collect();
+        for format in FORMATS {
+            let (Some(quantize), Some(with_feedback)) =
+                (format.quantize, format.quantize_with_feedback)
+            else {
+                continue;
+            };
+            let loss = |blocks: &[u8]| {
+                let mut q = vec![0.0; rows * n];
+                (format.dequantize)(blocks, &mut q);
+                let error = |w: &[f32], q: &[f32], x: &[f32]| {
+                    let e = w.iter().zip(q).zip(x).map(|((w, q), x)| (q - w) * x);
+                    f64::from(e.sum::<f32>()).powi(2)
+                };
+                let rows = w.chunks(n).zip(q.chunks(n));
+                rows.map(|(w, q)| x.chunks(n).map(|x| error(w, q, x)).sum::<f64>())
+                    .sum::<f64>()
+            };
+            let mut plain = vec![0; format.bytes_of(rows, n).unwrap()];
+            let mut blocks = plain.clone();
+            for (row, blocks) in w.chunks(n).zip(plain.chunks_mut(blocks.len() / rows)) {
+                quantize(row, Some(&importance), blocks);
+            }
+            with_feedback(&w, &feedback, &mut blocks);
+            let ratio = loss(&blocks) / loss(&plain);
+            assert!(ratio < 0.35, "{}: {ratio}", format.name);
         }
     }
 }

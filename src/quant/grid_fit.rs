@@ -6,7 +6,7 @@
 //! every such combination the nearest points are listed beforehand, as ggml does it. Of those the
 //! weighted errors decide.
 
-use super::block::{f16_value, to_f16};
+use super::block::{Recode, f16_value, to_f16};
 
 /// Points that are compared for a group of values.
 const NEAR: usize = 24;
@@ -74,6 +74,25 @@ impl<const D: usize> Grid<D> {
         }
         best
     }
+
+    /// The points of values that share an offset, that of `offsets` with the least error, and the
+    /// error, of values divided by `scale`.
+    fn of_run(&self, x: &[f32], w: &[f32], scale: f32, offsets: &[f32]) -> ([u16; 8], f32, f32) {
+        let mut best = ([0; 8], 0.0, f32::INFINITY);
+        for &offset in offsets {
+            let (mut points, mut error) = ([0; 8], 0.0);
+            let groups = x.as_chunks::<D>().0.iter().zip(w.as_chunks::<D>().0);
+            for ((x, w), point) in groups.zip(&mut points) {
+                let (at, e) = self.nearest(&x.map(|x| x / scale - offset), w);
+                *point = at;
+                error += e;
+            }
+            if error < best.2 {
+                best = (points, offset, error);
+            }
+        }
+        best
+    }
 }
 
 /// What is added to the integers of groups.
@@ -121,6 +140,43 @@ pub(super) struct GridBlock {
     pub(super) lowered: [bool; 32],
 }
 
+/// A block, and what its fields mean.
+pub(super) struct GridFit<const D: usize> {
+    format: &'static GridFormat<D>,
+    pub(super) block: GridBlock,
+}
+
+impl<const D: usize> Recode for GridFit<D> {
+    const RUN: usize = 8;
+
+    fn recode(&mut self, at: usize, x: &mut [f32], w: &[f32]) {
+        let (format, block, eight) = (self.format, &mut self.block, at / 8);
+        let scale = format.unit * f16_value(block.d);
+        let scale = scale * f32::from(2 * block.n[at / format.sub_block] + 1);
+        if scale <= 0.0 {
+            x.fill(0.0);
+            return;
+        }
+        let signs = format.take_signs(x, w);
+        // An offset that others share stays as it is.
+        let offsets: &[f32] = match (format.offset, block.lowered[eight]) {
+            (Offset::None, _) => &[0.0],
+            (Offset::OfEight, _) => &[0.125, -0.125],
+            (Offset::OfSubBlock, false) => &[0.125],
+            (Offset::OfSubBlock, true) => &[-0.125],
+        };
+        let (points, offset, _) = format.grid.of_run(x, w, scale, offsets);
+        block.points[at / D..][..8 / D].copy_from_slice(&points[..8 / D]);
+        block.signs[eight] = signs;
+        block.lowered[eight] = offset < 0.0;
+        for (i, x) in x.iter_mut().enumerate() {
+            let point = &format.grid.points[usize::from(points[i / D])];
+            let value = scale * (f32::from(point[i % D]) + offset);
+            *x = if signs >> i & 1 == 1 { -value } else { value };
+        }
+    }
+}
+
 /// Choices for a sub-block, and what they err.
 #[derive(Clone, Copy)]
 struct SubBlock {
@@ -134,7 +190,7 @@ struct SubBlock {
 
 impl<const D: usize> GridFormat<D> {
     /// The block with a small `Σ w·error²`.
-    pub(super) fn fit(&self, x: &[f32; 256], w: &[f32; 256]) -> GridBlock {
+    pub(super) fn fit(&'static self, x: &[f32; 256], w: &[f32; 256]) -> GridFit<D> {
         let mut block = GridBlock {
             d: [0; 2],
             n: [0; 16],
@@ -171,7 +227,10 @@ impl<const D: usize> GridFormat<D> {
             }
             (best, best_error, refit) = (fitted, error, next);
         }
-        best
+        GridFit {
+            format: self,
+            block: best,
+        }
     }
 
     /// The signs of eight values, which become magnitudes; one keeps its sign if their number has
@@ -233,20 +292,7 @@ impl<const D: usize> GridFormat<D> {
             _ => 8,
         };
         for (r, (x, w)) in x.chunks_exact(run).zip(w.chunks_exact(run)).enumerate() {
-            let mut best = ([0; 8], 0.0, f32::INFINITY);
-            for &offset in offsets {
-                let (mut points, mut error) = ([0; 8], 0.0);
-                let groups = x.as_chunks::<D>().0.iter().zip(w.as_chunks::<D>().0);
-                for ((x, w), point) in groups.zip(&mut points) {
-                    let (at, e) = self.grid.nearest(&x.map(|x| x / scale - offset), w);
-                    *point = at;
-                    error += e;
-                }
-                if error < best.2 {
-                    best = (points, offset, error);
-                }
-            }
-            let (points, offset, error) = best;
+            let (points, offset, error) = self.grid.of_run(x, w, scale, offsets);
             let first = r * run / D;
             chosen.points[first..][..run / D].copy_from_slice(&points[..run / D]);
             chosen.lowered[r * run / 8..][..run / 8].fill(offset < 0.0);

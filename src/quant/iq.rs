@@ -5,10 +5,11 @@
 //! an even number of negative values (`even_signs`).
 
 use super::block::{Block, Pack, f16_value, to_f16};
-use super::fit;
+use super::fit::{self, Iq4Super};
 use super::iq_grids::{
     IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, IQ4_VALUES,
 };
+use super::scalar_fit::{ScalarFit, inverse};
 use bytemuck::{Pod, Zeroable};
 
 /// IQ4_NL: 32 values; `x = d · IQ4_VALUES[q]`. 4.5 bits per value.
@@ -156,23 +157,36 @@ impl Block for BlockIq4Nl {
 }
 
 impl Pack for BlockIq4Nl {
-    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+    type Fit = ScalarFit<32, [u8; 2]>;
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Self::Fit {
         let d = to_f16(fit::iq4(x, weights));
-        let q = fit::iq4_codes(x, fit::inverse(f16_value(d)));
+        let scale = f16_value(d);
+        let q = fit::iq4_codes(x, inverse(scale));
+        ScalarFit::of_table(d, [scale; 32], &IQ4_VALUES, q)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
         BlockIq4Nl {
-            d,
-            qs: std::array::from_fn(|i| q[i] | q[i + 16] << 4),
+            d: fit.fields,
+            qs: std::array::from_fn(|i| fit.q[i] | fit.q[i + 16] << 4),
         }
     }
 }
 
 impl Pack for BlockIq4Xs {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let fit = fit::iq4_super(x, weights);
-        let sc = fit.sc.map(|sc| (i16::from(sc) + 32) as u16);
+    type Fit = Iq4Super;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Iq4Super {
+        fit::iq4_super(x, weights)
+    }
+
+    fn store(fit: &Iq4Super) -> Self {
+        let (d, sc) = fit.fields;
+        let sc = sc.map(|sc| (i16::from(sc) + 32) as u16);
         let high = (0..8).fold(0, |bits, s| bits | sc[s] >> 4 << (2 * s));
         BlockIq4Xs {
-            d: fit.d,
+            d,
             scales_h: high.to_le_bytes(),
             scales_l: std::array::from_fn(|i| (sc[2 * i] & 15 | (sc[2 * i + 1] & 15) << 4) as u8),
             qs: std::array::from_fn(|b| {
@@ -186,7 +200,7 @@ impl Pack for BlockIq4Xs {
 impl BlockIq4Xs {
     /// The scales of the eight sub-blocks, less their offset of 32.
     #[inline]
-    pub fn sub_scales(&self) -> [i8; 8] {
+    pub(crate) fn sub_scales(&self) -> [i8; 8] {
         let high = u16::from_le_bytes(self.scales_h);
         std::array::from_fn(|s| {
             let low = nibble(&self.scales_l, s);

@@ -1,7 +1,7 @@
 //! Quantisers of the IQ formats with a grid.
 
 use super::block::Pack;
-use super::grid_fit::{Grid, GridBlock, GridFormat, Offset, Signs};
+use super::grid_fit::{Grid, GridBlock, GridFit, GridFormat, Offset, Signs};
 use super::iq::{BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs};
 use super::iq_grids::{
     IQ1_GRID, IQ2_S_GRID, IQ2_VALUES, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_S_VALUES,
@@ -91,8 +91,14 @@ fn nibbles<const N: usize>(n: &[u8; 16]) -> [u8; N] {
 }
 
 impl Pack for BlockIq2Xxs {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ2_XXS.fit(x, weights);
+    type Fit = GridFit<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ2_XXS.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         BlockIq2Xxs {
             d: b.d,
             qs: std::array::from_fn(|s| {
@@ -106,8 +112,14 @@ impl Pack for BlockIq2Xxs {
 }
 
 impl Pack for BlockIq2Xs {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ2_XS.fit(x, weights);
+    type Fit = GridFit<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ2_XS.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         let group = |g| b.points[g] | u16::from(b.signs[g] & 127) << 9;
         BlockIq2Xs {
             d: b.d,
@@ -118,21 +130,33 @@ impl Pack for BlockIq2Xs {
 }
 
 impl Pack for BlockIq2S {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ2_S.fit(x, weights);
+    type Fit = GridFit<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ2_S.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         BlockIq2S {
             d: b.d,
             qs: std::array::from_fn(|g| low(b.points[g])),
             signs: b.signs,
-            qh: high_bits(&b, 4, 2),
+            qh: high_bits(b, 4, 2),
             scales: nibbles(&b.n),
         }
     }
 }
 
 impl Pack for BlockIq3Xxs {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ3_XXS.fit(x, weights);
+    type Fit = GridFit<4>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ3_XXS.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         let sub_block = |s: usize| signs_and_scale(&b.signs[4 * s..4 * s + 4], b.n[s]);
         BlockIq3Xxs {
             d: b.d,
@@ -143,12 +167,18 @@ impl Pack for BlockIq3Xxs {
 }
 
 impl Pack for BlockIq3S {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ3_S.fit(x, weights);
+    type Fit = GridFit<4>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ3_S.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         BlockIq3S {
             d: b.d,
             qs: b.points.map(low),
-            qh: high_bits(&b, 8, 1),
+            qh: high_bits(b, 8, 1),
             signs: b.signs,
             scales: nibbles(&b.n),
         }
@@ -169,8 +199,14 @@ fn high_bits(b: &GridBlock, groups: usize, bits: usize) -> [u8; 8] {
 }
 
 impl Pack for BlockIq1S {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ1_S.fit(x, weights);
+    type Fit = GridFit<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ1_S.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         let sub_block = |s: usize| {
             let points = b.points[4 * s..4 * s + 4].iter().zip(0..);
             let high = points.fold(0, |bits, (point, i)| bits | point >> 8 << (3 * i));
@@ -185,8 +221,14 @@ impl Pack for BlockIq1S {
 }
 
 impl Pack for BlockIq1M {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let b = IQ1_M.fit(x, weights);
+    type Fit = GridFit<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        IQ1_M.fit(x, weights)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let b = &fit.block;
         let d = u16::from_le_bytes(b.d);
         let nibble = |g: usize| (b.points[g] >> 8) as u8 | u8::from(b.lowered[g]) << 3;
         let word = |j: usize| {

@@ -2,7 +2,7 @@
 //! integer scale (and minimum), and the super-block an f16 scale for those (after ggml).
 
 use super::block::{Block, Pack, f16_value};
-use super::fit;
+use super::fit::{self, AffineScales, AffineSuper, SymmetricSuper};
 use bytemuck::{Pod, Zeroable};
 
 /// Q2_K: 16 sub-blocks of 16; `x = d · sc · q − dmin · m`, `q` in 0..4. 2.625 bits per value.
@@ -251,68 +251,95 @@ fn pack_scales_q3_k(sc: &[i8; 16]) -> [u8; 12] {
 }
 
 impl Pack for BlockQ2K {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let fit = fit::affine_super::<16, 16>(x, weights, 3.0, 15.0);
+    type Fit = AffineSuper<16>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        fit::affine_super::<16, 16>(x, weights, 3, 15.0)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let AffineScales { d, dmin, sc, m } = fit.fields;
         BlockQ2K {
-            scales: std::array::from_fn(|s| fit.sc[s] | fit.m[s] << 4),
-            qs: pack_two_bits(&fit.q.map(|q| q as u8)),
-            d: fit.d,
-            dmin: fit.dmin,
+            scales: std::array::from_fn(|s| sc[s] | m[s] << 4),
+            qs: pack_two_bits(&fit.q),
+            d,
+            dmin,
         }
     }
 }
 
 impl Pack for BlockQ3K {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let fit = fit::symmetric_super(x, weights, 4.0, 32.0);
-        let q = fit.q.map(|q| (q + 4.0) as u8);
+    type Fit = SymmetricSuper;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        fit::symmetric_super(x, weights, 4, 32.0)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let (d, sc) = fit.fields;
         BlockQ3K {
-            hmask: pack_bit(&q, 2),
-            qs: pack_two_bits(&q),
-            scales: pack_scales_q3_k(&fit.sc),
-            d: fit.d,
+            hmask: pack_bit(&fit.q, 2),
+            qs: pack_two_bits(&fit.q),
+            scales: pack_scales_q3_k(&sc),
+            d,
         }
     }
 }
 
 impl Pack for BlockQ4K {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let fit = fit::affine_super::<8, 32>(x, weights, 15.0, 63.0);
+    type Fit = AffineSuper<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        fit::affine_super::<8, 32>(x, weights, 15, 63.0)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let AffineScales { d, dmin, sc, m } = fit.fields;
         BlockQ4K {
-            d: fit.d,
-            dmin: fit.dmin,
-            scales: pack_scales_mins(&fit.sc, &fit.m),
-            qs: pack_nibbles(&fit.q.map(|q| q as u8)),
+            d,
+            dmin,
+            scales: pack_scales_mins(&sc, &m),
+            qs: pack_nibbles(&fit.q),
         }
     }
 }
 
 impl Pack for BlockQ5K {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let fit = fit::affine_super::<8, 32>(x, weights, 31.0, 63.0);
-        let q = fit.q.map(|q| q as u8);
+    type Fit = AffineSuper<8>;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        fit::affine_super::<8, 32>(x, weights, 31, 63.0)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let AffineScales { d, dmin, sc, m } = fit.fields;
         BlockQ5K {
-            d: fit.d,
-            dmin: fit.dmin,
-            scales: pack_scales_mins(&fit.sc, &fit.m),
-            qh: pack_bit(&q, 4),
-            qs: pack_nibbles(&q),
+            d,
+            dmin,
+            scales: pack_scales_mins(&sc, &m),
+            qh: pack_bit(&fit.q, 4),
+            qs: pack_nibbles(&fit.q),
         }
     }
 }
 
 impl Pack for BlockQ6K {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let fit = fit::symmetric_super(x, weights, 32.0, 128.0);
-        let q = fit.q.map(|q| (q + 32.0) as u8);
+    type Fit = SymmetricSuper;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Self::Fit {
+        fit::symmetric_super(x, weights, 32, 128.0)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let ((d, scales), q) = (fit.fields, &fit.q);
         BlockQ6K {
             ql: std::array::from_fn(|b| {
                 let n = b / 64 * 128 + b % 64;
                 q[n] & 15 | q[n + 64] << 4
             }),
             qh: pack_two_bits(&q.map(|q| q >> 4)),
-            scales: fit.sc,
-            d: fit.d,
+            scales,
+            d,
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::block::{Block, Pack, f16_value, storable, to_f16};
 use super::fit;
+use super::scalar_fit::ScalarFit;
 use bytemuck::{Pod, Zeroable};
 
 /// Q4_0: `x = d · (q − 8)`, `q` in 0..16. 4.5 bits per value.
@@ -138,66 +139,98 @@ impl Block for BlockQ8_0 {
 }
 
 /// `qs` and `qh` from 4- or 5-bit codes in order.
-fn pack_halves(q: &[f32; 32]) -> ([u8; 16], [u8; 4]) {
-    let qs = std::array::from_fn(|i| q[i] as u8 & 15 | (q[i + 16] as u8) << 4);
-    let qh = (0..32).fold(0u32, |bits, i| bits | (q[i] as u32 >> 4) << i);
+fn pack_halves(q: &[u8; 32]) -> ([u8; 16], [u8; 4]) {
+    let qs = std::array::from_fn(|i| q[i] & 15 | q[i + 16] << 4);
+    let qh = (0..32).fold(0u32, |bits, i| bits | u32::from(q[i] >> 4) << i);
     (qs, qh.to_le_bytes())
 }
 
-/// `(d, qs, qh)` on the grid `d · (q − n)`, `q` in `0..2n`.
-fn pack_symmetric(x: &[f32; 32], weights: &[f32; 32], n: f32) -> ([u8; 2], [u8; 16], [u8; 4]) {
-    let d = to_f16(fit::symmetric(x, weights, n));
-    let q = fit::codes(x, f16_value(d), 0.0, -n, n - 1.0).map(|q| q + n);
-    let (qs, qh) = pack_halves(&q);
-    (d, qs, qh)
+/// A scale, and codes of it.
+type Symmetric = ScalarFit<32, [u8; 2]>;
+
+/// Scale and minimum, and codes of them.
+type Affine = ScalarFit<32, ([u8; 2], [u8; 2])>;
+
+/// The grid `d · q`, `q` in `−n..n`.
+fn fit_symmetric(x: &[f32; 32], weights: &[f32; 32], n: i8) -> Symmetric {
+    let d = to_f16(fit::symmetric(x, weights, f32::from(n)));
+    ScalarFit::one_grid(d, x, (f16_value(d), 0.0), (-n, n - 1))
 }
 
-/// `(d, m, qs, qh)` on the grid `d · q + m`, `q` in `0..=n`.
-fn pack_affine(
-    x: &[f32; 32],
-    weights: &[f32; 32],
-    n: f32,
-) -> ([u8; 2], [u8; 2], [u8; 16], [u8; 4]) {
-    let (d, m) = fit::affine(x, weights, n, f32::INFINITY);
+/// The grid `d · q + m`, `q` in `0..=n`.
+fn fit_affine(x: &[f32; 32], weights: &[f32; 32], n: i8) -> Affine {
+    let (d, m) = fit::affine(x, weights, f32::from(n), f32::INFINITY);
     let (d, m) = (to_f16(d), to_f16(storable(m)));
-    let (qs, qh) = pack_halves(&fit::codes(x, f16_value(d), f16_value(m), 0.0, n));
-    (d, m, qs, qh)
+    ScalarFit::one_grid((d, m), x, (f16_value(d), f16_value(m)), (0, n))
 }
 
 impl Pack for BlockQ4_0 {
-    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
-        let (d, qs, _) = pack_symmetric(x, weights, 8.0);
-        BlockQ4_0 { d, qs }
+    type Fit = Symmetric;
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Symmetric {
+        fit_symmetric(x, weights, 8)
+    }
+
+    fn store(fit: &Symmetric) -> Self {
+        let (qs, _) = pack_halves(&fit.q);
+        BlockQ4_0 { d: fit.fields, qs }
     }
 }
 
 impl Pack for BlockQ4_1 {
-    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
-        let (d, m, qs, _) = pack_affine(x, weights, 15.0);
+    type Fit = Affine;
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Affine {
+        fit_affine(x, weights, 15)
+    }
+
+    fn store(fit: &Affine) -> Self {
+        let ((d, m), (qs, _)) = (fit.fields, pack_halves(&fit.q));
         BlockQ4_1 { d, m, qs }
     }
 }
 
 impl Pack for BlockQ5_0 {
-    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
-        let (d, qs, qh) = pack_symmetric(x, weights, 16.0);
+    type Fit = Symmetric;
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Symmetric {
+        fit_symmetric(x, weights, 16)
+    }
+
+    fn store(fit: &Symmetric) -> Self {
+        let (qs, qh) = pack_halves(&fit.q);
+        let d = fit.fields;
         BlockQ5_0 { d, qh, qs }
     }
 }
 
 impl Pack for BlockQ5_1 {
-    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
-        let (d, m, qs, qh) = pack_affine(x, weights, 31.0);
+    type Fit = Affine;
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Affine {
+        fit_affine(x, weights, 31)
+    }
+
+    fn store(fit: &Affine) -> Self {
+        let ((d, m), (qs, qh)) = (fit.fields, pack_halves(&fit.q));
         BlockQ5_1 { d, m, qh, qs }
     }
 }
 
 impl Pack for BlockQ8_0 {
+    type Fit = Symmetric;
+
     /// Plain rounding to −127..=127: a search would gain next to nothing at eight bits.
-    fn pack(x: &[f32; 32], _weights: &[f32; 32]) -> Self {
+    fn fit(x: &[f32; 32], _weights: &[f32; 32]) -> Symmetric {
         let max = x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let d = to_f16(max / 127.0);
-        let qs = fit::codes(x, f16_value(d), 0.0, -127.0, 127.0).map(|q| q as i8);
-        BlockQ8_0 { d, qs }
+        ScalarFit::one_grid(d, x, (f16_value(d), 0.0), (-127, 127))
+    }
+
+    fn store(fit: &Symmetric) -> Self {
+        BlockQ8_0 {
+            d: fit.fields,
+            qs: fit.q.map(|q| (i16::from(q) - 127) as i8),
+        }
     }
 }

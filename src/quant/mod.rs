@@ -12,6 +12,7 @@ mod block;
 mod coded;
 mod converter;
 mod error;
+mod feedback;
 mod fit;
 mod float;
 mod formats;
@@ -26,6 +27,7 @@ mod mxfp4;
 mod nvfp4;
 mod q1_0;
 mod q2_0;
+mod scalar_fit;
 mod ternary;
 #[cfg(test)]
 mod unaccelerated;
@@ -33,6 +35,7 @@ mod unaccelerated;
 pub use coded::{Coded, CodedScales};
 pub use converter::{Conversion, Converter, Loss, RowChange, RowError};
 pub use error::QuantError;
+pub use feedback::{Feedback, Moments};
 pub use formats::{DType, DequantizeFn, FORMATS, Format, QuantizeFn};
 pub use iq::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl,

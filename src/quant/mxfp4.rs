@@ -3,6 +3,7 @@
 
 use super::block::{Block, Pack};
 use super::fit;
+use super::scalar_fit::ScalarFit;
 use bytemuck::{Pod, Zeroable};
 
 /// Twice the value of each E2M1 code (sign, two bits of exponent, one of mantissa), so that all
@@ -25,7 +26,7 @@ impl BlockMxfp4 {
     /// Half the scale, `2^(e − 128)`: the factor of [`MXFP4_VALUES`]. The specification's NaN,
     /// `e = 255`, reads as `2^127`, as in ggml.
     #[inline]
-    pub fn half_scale(&self) -> f32 {
+    pub(crate) fn half_scale(&self) -> f32 {
         // Two exponents lie below f32's normal range.
         f32::from_bits(match self.e {
             0 => 0x0020_0000,
@@ -48,7 +49,9 @@ impl Block for BlockMxfp4 {
 }
 
 impl Pack for BlockMxfp4 {
-    fn pack(x: &[f32; 32], weights: &[f32; 32]) -> Self {
+    type Fit = ScalarFit<32, u8>;
+
+    fn fit(x: &[f32; 32], weights: &[f32; 32]) -> Self::Fit {
         let largest = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
         // The exponent with which the largest value is at most 6 times the scale, and those below.
         let exponent = 128.0 + (largest / 12.0).log2().ceil();
@@ -62,9 +65,14 @@ impl Pack for BlockMxfp4 {
         let scales = exponents.map(|e| block(e).half_scale());
         let (scale, q) = fit::in_table(x, weights, &MXFP4_VALUES, scales);
         let chosen = exponents.iter().zip(scales).find(|(_, s)| *s == scale);
+        let e = chosen.map_or(exponent, |(e, _)| *e);
+        ScalarFit::of_table(e, [block(e).half_scale(); 32], &MXFP4_VALUES, q)
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
         BlockMxfp4 {
-            e: chosen.map_or(exponent, |(e, _)| *e),
-            qs: std::array::from_fn(|i| q[i] | q[i + 16] << 4),
+            e: fit.fields,
+            qs: std::array::from_fn(|i| fit.q[i] | fit.q[i + 16] << 4),
         }
     }
 }

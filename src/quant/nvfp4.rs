@@ -4,6 +4,7 @@
 use super::block::{Block, Pack};
 use super::fit;
 use super::mxfp4::MXFP4_VALUES;
+use super::scalar_fit::ScalarFit;
 use bytemuck::{Pod, Zeroable};
 
 /// NVFP4: `x = scale(d[i / 16]) · MXFP4_VALUES[q] / 2`. 4.5 bits per value.
@@ -21,7 +22,7 @@ const _: () = assert!(size_of::<BlockNvfp4>() == 36);
 impl BlockNvfp4 {
     /// Half of each scale: the factors of [`MXFP4_VALUES`].
     #[inline(always)]
-    pub fn half_scales(&self) -> [f32; 4] {
+    pub(crate) fn half_scales(&self) -> [f32; 4] {
         let [a, b, c, d] = self.d;
         [
             HALF_SCALES[a as usize],
@@ -33,7 +34,7 @@ impl BlockNvfp4 {
 
     /// The bytes of values `32g..32g + 32`.
     #[inline(always)]
-    pub fn half(&self, g: usize) -> &[u8; 16] {
+    pub(crate) fn half(&self, g: usize) -> &[u8; 16] {
         let (halves, _) = self.qs.as_chunks();
         &halves[g]
     }
@@ -71,11 +72,10 @@ impl Block for BlockNvfp4 {
 }
 
 impl Pack for BlockNvfp4 {
-    fn pack(x: &[f32; 64], weights: &[f32; 64]) -> Self {
-        let mut block = BlockNvfp4 {
-            d: [0; 4],
-            qs: [0; 32],
-        };
+    type Fit = ScalarFit<64, [u8; 4]>;
+
+    fn fit(x: &[f32; 64], weights: &[f32; 64]) -> Self::Fit {
+        let mut fit = Self::Fit::of_table([0; 4], [0.0; 64], &MXFP4_VALUES, [0; 64]);
         let (xs, ws) = (x.as_chunks::<16>().0, weights.as_chunks::<16>().0);
         for (s, (x, w)) in xs.iter().zip(ws).enumerate() {
             let largest = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
@@ -85,11 +85,20 @@ impl Pack for BlockNvfp4 {
             let half_scales = HALF_SCALES[bytes.clone()].iter().copied();
             let (scale, q) = fit::in_table(x, w, &MXFP4_VALUES, half_scales);
             let chosen = bytes.into_iter().find(|&byte| HALF_SCALES[byte] == scale);
-            block.d[s] = chosen.unwrap_or(0) as u8;
-            for i in 0..8 {
-                block.qs[8 * s + i] = q[i] | q[i + 8] << 4;
-            }
+            let byte = chosen.unwrap_or(0);
+            let at = 16 * s..16 * s + 16;
+            fit.fields[s] = byte as u8;
+            fit.scales[at.clone()].fill(HALF_SCALES[byte]);
+            fit.q[at].copy_from_slice(&q);
         }
-        block
+        fit
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let q = |b: usize| &fit.q[b / 8 * 16 + b % 8..];
+        BlockNvfp4 {
+            d: fit.fields,
+            qs: std::array::from_fn(|b| q(b)[0] | q(b)[8] << 4),
+        }
     }
 }

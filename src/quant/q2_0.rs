@@ -3,6 +3,7 @@
 
 use super::block::{Block, Pack, f16_value, to_f16};
 use super::fit;
+use super::scalar_fit::ScalarFit;
 use bytemuck::{Pod, Zeroable};
 
 /// Q2_0: 64 values; `x = d · (q − 1)`, `q` in 0..4. 2.25 bits per value.
@@ -30,15 +31,19 @@ impl Block for BlockQ2_0 {
 }
 
 impl Pack for BlockQ2_0 {
-    fn pack(x: &[f32; 64], weights: &[f32; 64]) -> Self {
+    type Fit = ScalarFit<64, [u8; 2]>;
+
+    fn fit(x: &[f32; 64], weights: &[f32; 64]) -> Self::Fit {
         // The grid of `fit` has the codes −2 to 1, of a scale with the other sign.
         let d = to_f16(-fit::symmetric(x, weights, 2.0));
-        let q = fit::codes(x, f16_value(d), 0.0, -1.0, 2.0);
+        ScalarFit::one_grid(d, x, (f16_value(d), 0.0), (-1, 2))
+    }
+
+    fn store(fit: &Self::Fit) -> Self {
+        let byte = |b: usize| (0..4).fold(0, |byte, i| byte | fit.q[4 * b + i] << (2 * i));
         BlockQ2_0 {
-            d,
-            qs: std::array::from_fn(|b| {
-                (0..4).fold(0, |byte, i| byte | ((q[4 * b + i] + 1.0) as u8) << (2 * i))
-            }),
+            d: fit.fields,
+            qs: std::array::from_fn(byte),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::block::{Block, Pack, f16_value, to_f16};
 use super::fit;
+use super::scalar_fit::ScalarFit;
 use bytemuck::{Pod, Zeroable};
 
 /// TQ1_0: `x = d · (t − 1)`, five trits `t` in a byte. 1.6875 bits per value.
@@ -72,15 +73,22 @@ impl Block for BlockTq2_0 {
 }
 
 /// The nearest scale, and trits `t` with `x ≈ d · (t − 1)`.
-fn fitted(x: &[f32; 256], weights: &[f32; 256]) -> ([u8; 2], [u8; 256]) {
+type Trits = ScalarFit<256, [u8; 2]>;
+
+fn fitted(x: &[f32; 256], weights: &[f32; 256]) -> Trits {
     let d = to_f16(fit::ternary(x, weights));
-    let q = fit::codes(x, f16_value(d), 0.0, -1.0, 1.0);
-    (d, q.map(|q| (q + 1.0) as u8))
+    ScalarFit::one_grid(d, x, (f16_value(d), 0.0), (-1, 1))
 }
 
 impl Pack for BlockTq1_0 {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let (d, t) = fitted(x, weights);
+    type Fit = Trits;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Trits {
+        fitted(x, weights)
+    }
+
+    fn store(fit: &Trits) -> Self {
+        let t = &fit.q;
         // Trit `n` of byte `i` is that of value `first + stride·n + i`.
         let byte = |first: usize, stride: usize, i: usize, n: usize| {
             let number = (0..5).fold(0, |number, trit| {
@@ -100,20 +108,25 @@ impl Pack for BlockTq1_0 {
                 _ => byte(160, 16, i - 32, 5),
             }),
             qh: std::array::from_fn(|i| byte(240, 4, i, 4)),
-            d,
+            d: fit.fields,
         }
     }
 }
 
 impl Pack for BlockTq2_0 {
-    fn pack(x: &[f32; 256], weights: &[f32; 256]) -> Self {
-        let (d, t) = fitted(x, weights);
+    type Fit = Trits;
+
+    fn fit(x: &[f32; 256], weights: &[f32; 256]) -> Trits {
+        fitted(x, weights)
+    }
+
+    fn store(fit: &Trits) -> Self {
         BlockTq2_0 {
             qs: std::array::from_fn(|b| {
                 let first = b / 32 * 128 + b % 32;
-                (0..4).fold(0, |byte, j| byte | t[first + 32 * j] << (2 * j))
+                (0..4).fold(0, |byte, j| byte | fit.q[first + 32 * j] << (2 * j))
             }),
-            d,
+            d: fit.fields,
         }
     }
 }

@@ -23,7 +23,7 @@ fn demo(from: &Gguf, file_type: FileType) -> Gguf {
         })
         .collect();
     let converter = Converter::new(None, |_| true).unwrap();
-    Gguf::from_writer(writer(from, &plan, file_type, &converter)).unwrap()
+    Gguf::from_writer(writer(from, &plan, file_type, &converter, None)).unwrap()
 }
 
 fn shipped() -> Gguf {
@@ -146,7 +146,7 @@ fn recipes() {
     for recipe in [&plain, &named, &guided] {
         let converter = Converter::new(None, |_| true).unwrap();
         let plan = recipe.plan(&f16).unwrap();
-        let file = writer(&f16, &plan, recipe.file_type, &converter);
+        let file = writer(&f16, &plan, recipe.file_type, &converter, None);
         let expected = contents(&Gguf::from_writer(file).unwrap());
         assert_eq!(contents(open(recipe).unwrap().gguf()), expected);
         let cached = OpenOptions::new()

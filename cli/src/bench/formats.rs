@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         recipe.allow_requantize = true;
         let plan = quantize::plan(&gguf, &recipe)?;
         let rows = Rows::in_memory(Progress::hidden(), args.threads.number())?;
-        let converted = Gguf::from_writer(writer(&gguf, &plan, file_type, &rows.converter));
+        let converted = Gguf::from_writer(writer(&gguf, &plan, file_type, &rows.converter, None));
         let converted = rows.finish(converted)?;
         let model_bytes = converted.file_size();
         let model = open(converted, &args.placement, &file_type.to_string())?;

@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 mod behaviour;
 pub(crate) mod divergence;
+pub(crate) mod feedback;
 pub(crate) mod formats;
 #[cfg(feature = "vision")]
 pub(crate) mod images;

@@ -269,7 +269,13 @@ impl Target<'_> {
             });
         }
         let rows = Rows::in_memory(Progress::hidden(), self.n_threads)?;
-        let made = Gguf::from_writer(writer(self.gguf, &plan, FileType::F16, &rows.converter));
+        let made = Gguf::from_writer(writer(
+            self.gguf,
+            &plan,
+            FileType::F16,
+            &rows.converter,
+            None,
+        ));
         let mut session = self.session(rows.finish(made)?)?;
         let progress = Progress::new("measuring", (n_chunks * session.sequence().n_ctx()) as u64);
         Base::open(&self.scratch)?.compare(&mut session, n_chunks, &self.scratch, &progress)
@@ -291,20 +297,22 @@ impl Target<'_> {
     }
 
     fn session(&self, gguf: Gguf) -> Result<Session, Failure> {
-        let model = open(gguf, &PlacementArgs::default(), "the model")?;
-        let options = SessionOptions {
-            n_ctx: Some(DEFAULT_CTX.min(model.hparams().n_ctx_train)),
-            ..SessionOptions::default()
-        };
-        let engine = engine(
-            &model,
-            self.n_threads,
-            false,
-            &options,
-            EngineOptions::default(),
-        )?;
-        Ok(engine.session_with(&options)?)
+        measuring_session(gguf, self.n_threads)
     }
+}
+
+/// A session that texts are computed with, of the usual length.
+pub(crate) fn measuring_session(
+    gguf: Gguf,
+    n_threads: Option<NonZeroUsize>,
+) -> Result<Session, Failure> {
+    let model = open(gguf, &PlacementArgs::default(), "the model")?;
+    let options = SessionOptions {
+        n_ctx: Some(DEFAULT_CTX.min(model.hparams().n_ctx_train)),
+        ..SessionOptions::default()
+    };
+    let engine = engine(&model, n_threads, false, &options, EngineOptions::default())?;
+    Ok(engine.session_with(&options)?)
 }
 
 /// The type that rows of this tensor get.

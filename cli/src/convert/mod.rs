@@ -437,6 +437,7 @@ impl<'p> Plan<'p> {
                     to: tensor.to,
                     change,
                     importance: importance.as_deref().map(|all| (all, rows_per_matrix)),
+                    feedback: None,
                 };
                 let (converter, row) = (&rows.converter, |i| tensor.row(i));
                 if !tensor.is_repacked() {

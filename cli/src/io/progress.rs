@@ -7,11 +7,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A bar on a terminal for work that takes over a second; nothing otherwise. It is drawn by a
-/// thread of its own, since a single step of the work may take longer than that.
+/// thread of its own, since a single step of the work may take longer than that. While there are
+/// several, the last one is drawn.
 pub(crate) struct Progress {
     shared: Arc<Shared>,
     painter: Option<JoinHandle<()>>,
 }
+
+/// Bars that are there.
+static N_BARS: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Default)]
 struct Shared {
@@ -24,8 +28,11 @@ impl Progress {
     pub(crate) fn new(what: &'static str, total: u64) -> Progress {
         let shared = Arc::<Shared>::default();
         let painter = io::stderr().is_terminal().then(|| {
-            let shared = Arc::clone(&shared);
-            std::thread::spawn(move || shared.paint(what, total))
+            let (shared, bars) = (
+                Arc::clone(&shared),
+                N_BARS.fetch_add(1, Ordering::Relaxed) + 1,
+            );
+            std::thread::spawn(move || shared.paint(what, total, bars))
         });
         Progress { shared, painter }
     }
@@ -44,7 +51,8 @@ impl Progress {
 }
 
 impl Shared {
-    fn paint(&self, what: &'static str, total: u64) {
+    /// Draws the bar that is number `bars` of those that are there.
+    fn paint(&self, what: &'static str, total: u64, bars: u64) {
         let start = Instant::now();
         let mut wait = Duration::from_secs(1);
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,7 +62,7 @@ impl Shared {
                 .wait_timeout(ended, wait)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            if !*ended {
+            if !*ended && N_BARS.load(Ordering::Relaxed) == bars {
                 let line = bar(
                     what,
                     self.done.load(Ordering::Relaxed),
@@ -96,6 +104,7 @@ impl Drop for Progress {
         if let Some(painter) = self.painter.take() {
             // A painter that panicked has nothing to say about the work.
             let _ = painter.join();
+            N_BARS.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -52,9 +52,14 @@ impl Rows {
         })
     }
 
+    /// Whether somebody has stopped the program.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
     /// What became of the file.
     pub(crate) fn finish<T>(self, written: Result<T, GgufError>) -> Result<T, Failure> {
-        if self.interrupted.load(Ordering::Relaxed) {
+        if self.is_interrupted() {
             return Err(Failure::Interrupted);
         }
         match written {

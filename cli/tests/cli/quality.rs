@@ -151,6 +151,48 @@ fn mixes_for_a_size() {
     assert_eq!(small.status.code(), Some(2));
 }
 
+/// A text on which columns make up for others' errors: the same size, less divergence on another
+/// text, and the same bits on any number of threads.
+#[test]
+fn feedback_from_a_text() {
+    let folder = Folder::new();
+    let all = std::fs::read_to_string(TEXT).unwrap();
+    let shown = folder.file("shown.txt", &all[..20_000]);
+    let held_out = folder.file("held-out.txt", &all[all.len() - 6_000..]);
+    let (f16, base) = (folder.name("f16.gguf"), folder.name("base.bin"));
+    stdout(&run(&["quantize", DEMO, &f16, "F16"]));
+    let perplexity = |model: &str, args: &[&str]| {
+        let common = ["perplexity", "-m", model, "--kl-divergence-base", &base];
+        run(&[&common[..], args].concat())
+    };
+    stdout(&perplexity(&f16, &["-f", &held_out, "-c", "128"]));
+    let quantized = |name: &str, args: &[&str]| {
+        let out = folder.name(name);
+        let made = run(&[&["quantize", &f16, &out, "Q4_0", "-v"], args].concat());
+        assert!(made.status.success(), "{}", stderr(&made));
+        let found = parsed(&perplexity(&out, &["--kl-divergence", "--json"]));
+        let divergence = found["kl"].as_f64().unwrap();
+        (std::fs::read(out).unwrap(), divergence, stderr(&made))
+    };
+    let (plain, before, _) = quantized("plain.gguf", &[]);
+    let (bytes, after, told) = quantized("fed.gguf", &["--feedback-text", &shown, "-t", "2"]);
+    assert_eq!(bytes.len(), plain.len());
+    // 0.64 on more of the text.
+    assert!(after < 0.8 * before, "{after} of {before}");
+    assert!(told.contains("Q4_0, with feedback"), "{told}");
+    let (again, _, _) = quantized("again.gguf", &["--feedback-text", &shown, "-t", "1"]);
+    assert!(again == bytes, "threads changed bits");
+
+    let short = folder.file("short.txt", "It is short.");
+    let out = folder.name("short.gguf");
+    fails(
+        &["quantize", &f16, &out, "Q4_0", "--feedback-text", &short],
+        1,
+        &["tokens", "are needed"],
+    );
+    assert!(!std::fs::exists(&out).unwrap());
+}
+
 /// Speed by depth, and memory by context.
 #[test]
 fn pictures_of_speed_and_memory() {

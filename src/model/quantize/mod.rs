@@ -11,18 +11,24 @@ pub use recipe::{
 
 use crate::gguf::{Gguf, GgufError, TensorInfo, Value, Writer};
 use crate::model::ModelError;
-use crate::quant::{Conversion, Converter, FileType, RowError};
+use crate::quant::{Conversion, Converter, FileType, Moments, RowError};
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file of that plan, whose rows `converter` converts while it is written.
+/// Second moments of the inputs of each matrix of a tensor, or nothing; asked for when the tensor is
+/// written.
+pub type MomentsSource<'a> = dyn Fn(&TensorInfo) -> io::Result<Vec<Moments>> + 'a;
+
+/// The file of that plan, whose rows `converter` converts while it is written. Columns of tensors of
+/// which `moments` knows something make up for what earlier ones err; there, importances do not count.
 pub fn writer<'a>(
     gguf: &'a Gguf,
     plan: &'a [Planned<'a>],
     file_type: FileType,
     converter: &'a Converter<'a>,
+    moments: Option<&'a MomentsSource<'a>>,
 ) -> Writer<'a> {
     let mut writer = Writer::new();
     let of_whole = |(key, _): &(&str, &Value)| !key.starts_with("split.");
@@ -45,9 +51,19 @@ pub fn writer<'a>(
                 .importance
                 .as_deref()
                 .map(|all| (all, rows_per_matrix)),
+            feedback: None,
         };
+        let loses = planned.to != t.dtype && planned.to.block().0 > 1;
         writer.tensor_with(&t.name, &t.dims, planned.to, move |out| {
             let row = |i: usize| Cow::Borrowed(&data[i * row_bytes..][..row_bytes]);
+            let known = match moments.filter(|_| loses) {
+                Some(moments) => converter.feedback(moments(t)?),
+                None => Vec::new(),
+            };
+            let conversion = Conversion {
+                feedback: (!known.is_empty()).then_some((&known[..], rows_per_matrix)),
+                ..conversion
+            };
             converter.write(&t.name, n_rows, row, conversion, out)
         });
     }
@@ -97,7 +113,7 @@ impl OnOpen {
             goes_on
         });
         let converter = converter.map_err(ModelError::QuantizeThreads)?;
-        let writer = || writer(&gguf, &plan, self.recipe.file_type, &converter);
+        let writer = || writer(&gguf, &plan, self.recipe.file_type, &converter, None);
         match &self.cache {
             None => Gguf::from_writer(writer()),
             Some(folder) => {

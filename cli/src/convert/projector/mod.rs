@@ -185,6 +185,7 @@ fn write<'p>(tensor: &'p Tensor<'p>, rows: &'p Rows, verbose: bool, writer: &mut
             to,
             change,
             importance,
+            feedback: None,
         };
         let row = |i| tensor.row(i);
         rows.converter
