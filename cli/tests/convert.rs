@@ -6,6 +6,7 @@ use ruvllm::Model;
 use ruvllm::gguf::{Array, Gguf, Value, Writer};
 use ruvllm::quant::DType;
 use serde_json::{Value as Json, json};
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -419,6 +420,82 @@ fn a_real_checkpoint() {
         least = least.min(cosine);
     }
     println!("{} texts, least cosine {least}", lines.len());
+
+    // A smaller file by a text is nearer to it than one of the same size by importance.
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-heldout.txt");
+    let vectors = embedder.embed(&texts).unwrap();
+    let (imatrix, small) = (folder.0.join("i.gguf"), folder.0.join("small.gguf"));
+    let ruvllm = |args: &[&OsStr]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+        let output = command.args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let (of, file, text) = ("-m".as_ref(), "-f".as_ref(), text.as_ref());
+    let line: [&OsStr; 7] = [
+        "imatrix".as_ref(),
+        of,
+        out.as_ref(),
+        file,
+        text,
+        "-o".as_ref(),
+        imatrix.as_ref(),
+    ];
+    ruvllm(&line);
+    let distance = |more: &[&OsStr]| {
+        let mut line: Vec<&OsStr> = vec![
+            "quantize".as_ref(),
+            out.as_ref(),
+            small.as_ref(),
+            "Q4_0".as_ref(),
+        ];
+        line.extend([
+            OsStr::new("--overwrite"),
+            "--imatrix".as_ref(),
+            imatrix.as_ref(),
+        ]);
+        line.extend(more);
+        ruvllm(&line);
+        let embedder = Model::open(&small).unwrap().embedder().unwrap();
+        let pairs = embedder.embed(&texts).unwrap().into_iter().zip(&vectors);
+        let cosine =
+            |(a, b): (Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        1.0 - pairs.map(cosine).sum::<f32>() / texts.len() as f32
+    };
+    let (plain, fed) = (distance(&[]), distance(&["--feedback-text".as_ref(), text]));
+    assert!(fed < 0.95 * plain, "{fed} of {plain}");
+}
+
+/// Encoders are measured, too: of whole chunks, with the tokens that texts have at both ends.
+#[test]
+fn importances_of_an_encoder() {
+    let (folder, _) = good("bert");
+    let [model, text, imatrix, small] = ["model.gguf", "text.txt", "i.gguf", "small.gguf"]
+        .map(|name| folder.0.join(name).to_str().unwrap().to_owned());
+    std::fs::write(&text, "the thin the ".repeat(200)).unwrap();
+    assert!(folder.convert(&["-o", &model]).status.success());
+    let ruvllm = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+        let output = command.args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    ruvllm(&[
+        "imatrix", "-m", &model, "-f", &text, "-c", "16", "--chunks", "3", "-o", &imatrix,
+    ]);
+    let sums = Gguf::open(&imatrix).unwrap();
+    let all = |name: &str| {
+        let data = sums.data(sums.tensor(name).unwrap());
+        data.as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&x| f32::from_le_bytes(x))
+            .collect::<Vec<f32>>()
+    };
+    let of_q = all("blk.0.attn_q.weight.in_sum2");
+    assert!(of_q.iter().all(|&x| x > 0.0), "{of_q:?}");
+    assert_eq!(all("blk.0.attn_q.weight.counts"), [48.0]);
+    ruvllm(&["quantize", &model, &small, "Q4_0", "--feedback-text", &text]);
+    let embedder = Model::open(&small).unwrap().embedder().unwrap();
+    assert_eq!(embedder.embed(&["the thin the"]).unwrap().len(), 1);
 }
 
 #[test]

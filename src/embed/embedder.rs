@@ -2,6 +2,7 @@
 
 use crate::compute::hook::TokenKind;
 use crate::compute::linear::{Ctx, Product, RowAdapters, linear};
+use crate::compute::probe::{EvalCallback, NoCallback};
 use crate::compute::weight::Weight;
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
@@ -160,13 +161,17 @@ impl Embedder {
     }
 
     /// The hidden states of a text after the last norm, `(tokens, n_embd)`, neither pooled nor
-    /// normalised.
+    /// normalised. `probe` sees the pass, see [`NoCallback`].
     ///
     /// # Errors
     /// As [`Embedder::embed_tokens`].
-    pub fn states_of(&self, text: &[u32]) -> Result<Vec<f32>, SessionError> {
+    pub fn states_of(
+        &self,
+        text: &[u32],
+        probe: &mut dyn EvalCallback,
+    ) -> Result<Vec<f32>, SessionError> {
         let mut all = Vec::new();
-        self.states(&[text], &mut |states| all.extend_from_slice(states))?;
+        self.states(&[text], probe, &mut |states| all.extend_from_slice(states))?;
         Ok(all)
     }
 
@@ -174,6 +179,7 @@ impl Embedder {
     fn states<T: AsRef<[u32]>>(
         &self,
         texts: &[T],
+        probe: &mut dyn EvalCallback,
         each: &mut dyn FnMut(&[f32]),
     ) -> Result<(), SessionError> {
         let (h, mut outputs) = (self.engine.model().hparams(), Outputs::default());
@@ -214,7 +220,8 @@ impl Embedder {
                         .keeping_kind()
                 })
                 .collect();
-            self.engine.states(&mut slots, &mut outputs, &self.cancel)?;
+            self.engine
+                .states(&mut slots, &mut outputs, &self.cancel, probe)?;
             let mut states = &outputs.states[..];
             for text in texts {
                 let (here, tail) = states.split_at(text.as_ref().len() * h.n_embd);
@@ -247,7 +254,8 @@ impl Embedder {
         texts: &[T],
     ) -> Result<Vec<Vec<f32>>, SessionError> {
         let mut vectors = Vec::with_capacity(texts.len());
-        self.states(texts, &mut |states| vectors.push(self.pool(states)))?;
+        let each = &mut |states: &[f32]| vectors.push(self.pool(states));
+        self.states(texts, &mut NoCallback, each)?;
         Ok(vectors)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::compute::hook::TokenKind;
 use crate::compute::linear::{Ctx, Product, linear};
+use crate::compute::probe::NoCallback;
 use crate::engine::SessionError;
 use crate::engine::batch::Slot;
 use crate::engine::engine::Engine;
@@ -38,7 +39,8 @@ impl Engine {
         })?;
         let mut outputs = Outputs::default();
         let slot = Slot::new(&mut seq, tokens, TokenKind::Prompt).outputs_from(0);
-        engine.states(&mut [slot.keeping_kind()], &mut outputs, cancel)?;
+        let slots = &mut [slot.keeping_kind()];
+        engine.states(slots, &mut outputs, cancel, &mut NoCallback)?;
         let (states, m) = (&outputs.states[..], tokens.len());
         let mut layers = Vec::new();
         self.enter(cancel, |threads, arena| {

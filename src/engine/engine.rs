@@ -650,19 +650,13 @@ impl Engine {
         slots: &mut [Slot<'_>],
         outputs: &mut Outputs,
         cancel: &CancelToken,
+        probe: &mut dyn EvalCallback,
     ) -> Result<(), SessionError> {
         for slot in &mut *slots {
             self.check(slot.seq, slot.rows.tokens)?;
         }
-        self.compute(
-            slots,
-            outputs,
-            Wanted::States,
-            cancel,
-            &mut NoCallback,
-            None,
-        )
-        .map(drop)
+        self.compute(slots, outputs, Wanted::States, cancel, probe, None)
+            .map(drop)
     }
 
     pub(super) fn compute(

@@ -8,6 +8,7 @@ use ruvllm::Embedder;
 use ruvllm::Model;
 use ruvllm::SessionError;
 use ruvllm::arch::Arch;
+use ruvllm::compute::NoCallback;
 use ruvllm::gguf::Gguf;
 use ruvllm::model::{Pooling, supported_architectures};
 use ruvllm::quant::DType;
@@ -68,7 +69,10 @@ fn f16_models_of_every_family() {
                 if let Some(golden) = golden("token_embeddings_file") {
                     check(
                         "states",
-                        max_abs(&embedder.states_of(tokens).unwrap(), &golden),
+                        max_abs(
+                            &embedder.states_of(tokens, &mut NoCallback).unwrap(),
+                            &golden,
+                        ),
                         1e-3,
                     );
                 }
@@ -87,7 +91,9 @@ fn poolings_of_the_same_states() {
     let model = Tiny::Llama.model(DType::F32);
     let text = [5, 9, 2, 41];
     let embedder = |pooling| model.embedder().unwrap().normalise(false).pooling(pooling);
-    let states = embedder(Pooling::Mean).states_of(&text).unwrap();
+    let states = embedder(Pooling::Mean)
+        .states_of(&text, &mut NoCallback)
+        .unwrap();
     let n = model.hparams().n_embd;
     let vector = |pooling| embedder(pooling).embed_tokens(&[text]).unwrap().remove(0);
     assert_eq!(vector(Pooling::Cls), states[..n]);

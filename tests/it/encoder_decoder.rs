@@ -10,6 +10,7 @@ use ruvllm::KvType;
 use ruvllm::Model;
 use ruvllm::Session;
 use ruvllm::arch::Arch;
+use ruvllm::compute::NoCallback;
 use ruvllm::quant::DType;
 use ruvllm::session::StateError;
 use ruvllm::{SessionError, SessionOptions};
@@ -66,7 +67,7 @@ fn logits_and_states_of_the_reference() {
                 ["encoder_tokens", "decoder_tokens"].map(|key| numbers(&test[key]));
             let golden = |key: &str| read_f32(&root.join(test[key].as_str().unwrap()));
             let embedder = Embedder::new(&engine(&model, 2)).unwrap();
-            let states = embedder.states_of(&read).unwrap();
+            let states = embedder.states_of(&read, &mut NoCallback).unwrap();
             check(&id, &states, &golden("encoder_states_file"));
             for n_batch in [512, 64, 7, 1] {
                 let mut session = session(&model, 2, n_batch);
@@ -126,7 +127,9 @@ fn states_of_the_encoder_alone() {
         let embedder = Embedder::new(&engine(&model.on(arch), 2)).unwrap();
         for test in manifest["tests"].as_array().unwrap() {
             let id = format!("{} {}", arch.name(), test["id"]);
-            let states = embedder.states_of(&numbers(&test["tokens"])).unwrap();
+            let states = embedder
+                .states_of(&numbers(&test["tokens"]), &mut NoCallback)
+                .unwrap();
             let golden = read_f32(&root.join(test["states_file"].as_str().unwrap()));
             check(&id, &states, &golden);
         }

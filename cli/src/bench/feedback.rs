@@ -4,11 +4,11 @@
 //! They take as many bytes as columns squared, so they are there for a group of tensors at a time,
 //! and the text is computed again for the next one.
 
+use super::probed::ProbedText;
 use super::target::measuring_session;
 use crate::io::{Failure, Progress};
 use crate::quantize::Rows;
-use ruvllm::Session;
-use ruvllm::compute::{EvalCallback, HookPoint, ProductCallback};
+use ruvllm::compute::ProductCallback;
 use ruvllm::gguf::{Gguf, TensorInfo};
 use ruvllm::model::quantize::Planned;
 use ruvllm::quant::Moments;
@@ -23,7 +23,7 @@ const GROUP_BYTES: u64 = 2 << 30;
 
 /// A text, and what it says of the tensors that are being written.
 pub(crate) struct FeedbackText<'a> {
-    session: RefCell<Session>,
+    text: RefCell<ProbedText>,
     tokens: Vec<u32>,
     /// Tensors that get feedback, in the order of the file.
     tensors: Vec<&'a TensorInfo>,
@@ -41,11 +41,12 @@ impl<'a> FeedbackText<'a> {
         text: &str,
         n_threads: Option<NonZeroUsize>,
     ) -> Result<FeedbackText<'a>, Failure> {
-        let session = measuring_session(gguf.clone(), n_threads)?;
+        let probed = ProbedText::new(measuring_session(gguf.clone(), n_threads)?)?;
+        let session = probed.session();
         let (model, n_ctx) = (session.model(), session.sequence().n_ctx());
         let Some(tokenizer) = model.tokenizer() else {
-            let text = "--feedback-text: the model has no tokenizer for the text";
-            return Err(Failure::Work(text.into()));
+            let why = "--feedback-text: the model has no tokenizer for the text";
+            return Err(Failure::Work(why.into()));
         };
         let mut tokens = tokenizer.encode(text, true, false);
         if tokens.len() < n_ctx {
@@ -55,11 +56,8 @@ impl<'a> FeedbackText<'a> {
             return Err(Failure::Work(text));
         }
         tokens.truncate(tokens.len() / n_ctx * n_ctx);
-        if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos()) {
-            tokens
-                .iter_mut()
-                .step_by(n_ctx)
-                .for_each(|token| *token = bos);
+        for chunk in tokens.chunks_exact_mut(n_ctx) {
+            probed.give_ends(chunk)?;
         }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads.map_or(0, NonZeroUsize::get))
@@ -70,7 +68,7 @@ impl<'a> FeedbackText<'a> {
             loses && tensor.name.starts_with("blk.") && bytes(tensor) <= GROUP_BYTES
         });
         Ok(FeedbackText {
-            session: RefCell::new(session),
+            text: RefCell::new(probed),
             tokens,
             tensors: tensors.map(|planned| planned.tensor).collect(),
             pool: Arc::new(pool),
@@ -124,18 +122,14 @@ impl<'a> FeedbackText<'a> {
             sums: Mutex::new(group.map(moments).collect()),
             pool: Arc::clone(&self.pool),
         });
-        let mut session = self.session.borrow_mut();
-        let n_ctx = session.sequence().n_ctx();
+        let mut text = self.text.borrow_mut();
+        let n_ctx = text.session().sequence().n_ctx();
         let progress = Progress::new("computing the text", self.tokens.len() as u64);
         for (i, chunk) in self.tokens.chunks_exact(n_ctx).enumerate() {
             if rows.is_interrupted() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            session.clear();
-            let mut inputs = Inputs(Arc::clone(&collector));
-            session
-                .hooks()
-                .prefill_probed(chunk, n_ctx - 1, &mut inputs, |_, _| ())
+            text.compute(chunk, false, collector.clone())
                 .map_err(io::Error::other)?;
             progress.set(((i + 1) * n_ctx) as u64);
         }
@@ -158,17 +152,6 @@ fn bytes(t: &TensorInfo) -> u64 {
     square
         .saturating_mul(4)
         .saturating_mul(n_matrices(t) as u64)
-}
-
-/// The probe of a pass.
-struct Inputs(Arc<Collector>);
-
-impl EvalCallback for Inputs {
-    fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
-
-    fn products(&self) -> Option<Arc<dyn ProductCallback>> {
-        Some(self.0.clone())
-    }
 }
 
 /// Moments of the tensors of a group.

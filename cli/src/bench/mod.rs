@@ -12,6 +12,7 @@ pub(crate) mod learning;
 mod lists;
 mod models;
 pub(crate) mod perplexity;
+pub(crate) mod probed;
 pub(crate) mod replay;
 mod scenarios;
 pub(crate) mod speed;

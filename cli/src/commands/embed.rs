@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use ruvllm::Embedder;
 use ruvllm::Model;
 use ruvllm::SessionOptions;
+use ruvllm::compute::NoCallback;
 use ruvllm::engine::EngineOptions;
 use ruvllm::model::Pooling;
 use serde_json::json;
@@ -132,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // The hidden states of all tokens, text after text.
         Some(PoolingArg::None) => {
             for text in &tokens {
-                let states = embedder.states_of(text)?;
+                let states = embedder.states_of(text, &mut NoCallback)?;
                 vectors.extend(
                     states
                         .chunks_exact(model.hparams().n_embd)

@@ -1,12 +1,13 @@
 //! `ruvllm imatrix`: how large the inputs of each weight are on a text, for `ruvllm quantize`.
 
 use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, n_chunks};
+use crate::bench::probed::ProbedText;
 use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, note, read_text, without_last_newline};
 use crate::quantize::{importance_failure, importance_format, read_importance};
 use ruvllm::KvType;
-use ruvllm::Session;
-use ruvllm::compute::{EvalCallback, HookPoint, ProductCallback};
+
+use ruvllm::compute::ProductCallback;
 use ruvllm::gguf::Gguf;
 use ruvllm::model::quantize::{Importance, ImportanceFormat, Sums};
 use std::collections::BTreeMap;
@@ -111,9 +112,10 @@ fn compute(args: &Args, text: &str, dataset: &str, before: Importance) -> Result
     }
     let model = args.model.open(&args.placement)?;
     let tokenizer = model.tokenizer().ok_or_else(|| no_tokenizer(&args.model))?;
-    let mut session = session(&model, &args.session, &options, options.n_batch)?;
+    let session = session(&model, &args.session, &options, options.n_batch)?;
     let mut tokens = tokenizer.encode(text, true, false);
     let n_ctx = session.sequence().n_ctx();
+    let mut probed = ProbedText::new(session)?;
     let limit = args.chunks.and_then(|n| usize::try_from(n).ok());
     let n_chunks = n_chunks(&tokens, n_ctx)?.min(limit.unwrap_or(usize::MAX));
     let done = if args.resume {
@@ -123,14 +125,13 @@ fn compute(args: &Args, text: &str, dataset: &str, before: Importance) -> Result
     };
 
     let collector = Arc::new(Collector::new(model.gguf(), args.process_output));
-    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+
     let progress = Progress::new("imatrix", (n_chunks * n_ctx) as u64);
     let chunks = tokens.chunks_exact_mut(n_ctx).take(n_chunks).enumerate();
     for (i, chunk) in chunks.skip(done) {
-        if let Some(bos) = bos {
-            chunk[0] = bos;
-        }
-        add_chunk(&mut session, chunk, &collector)?;
+        probed.give_ends(chunk)?;
+        // The head is needed for its inputs alone.
+        probed.compute(chunk, collector.process_output, collector.clone())?;
         progress.set(((i + 1) * n_ctx) as u64);
         let last = i + 1 == n_chunks;
         if last || (i + 1 - done).is_multiple_of(args.save_every as usize) {
@@ -170,36 +171,6 @@ fn chunks_done(
         )));
     }
     Ok(before.n_chunks as usize)
-}
-
-/// Computes a chunk, whose inputs of products the collector gets.
-fn add_chunk(
-    session: &mut Session,
-    chunk: &[u32],
-    collector: &Arc<Collector>,
-) -> Result<(), Failure> {
-    session.clear();
-    // The head is needed for its inputs alone.
-    let first = if collector.process_output {
-        0
-    } else {
-        chunk.len() - 1
-    };
-    let mut probe = Inputs(Arc::clone(collector));
-    Ok(session
-        .hooks()
-        .prefill_probed(chunk, first, &mut probe, |_, _| ())?)
-}
-
-/// The probe of a pass.
-struct Inputs(Arc<Collector>);
-
-impl EvalCallback for Inputs {
-    fn tensor(&mut self, _: HookPoint, _: usize, _: &[f32]) {}
-
-    fn products(&self) -> Option<Arc<dyn ProductCallback>> {
-        Some(self.0.clone())
-    }
 }
 
 /// Sums of the squares of all inputs.
