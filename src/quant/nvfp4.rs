@@ -34,7 +34,7 @@ impl BlockNvfp4 {
 
     /// The bytes of values `32g..32g + 32`.
     #[inline(always)]
-    pub(crate) fn half(&self, g: usize) -> &[u8; 16] {
+    pub fn half(&self, g: usize) -> &[u8; 16] {
         let (halves, _) = self.qs.as_chunks();
         &halves[g]
     }
