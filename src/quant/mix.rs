@@ -360,6 +360,7 @@ fn is_quantized(name: &str, dims: &[u64]) -> bool {
         "ssm_conv1d",
         "shortconv.conv.weight",
         "attn_rel_b.weight",
+        "_compressor_ape.weight",
         "time_mix_first.weight",
         "time_mix_w0.weight",
         "time_mix_w1.weight",
@@ -592,6 +593,7 @@ mod tests {
             ("blk.0.attn_q_norm.weight", vec![64, 4]),
             ("blk.0.attn_q.bias", vec![64]),
             ("rope_freqs.weight", vec![32, 1]),
+            ("blk.1.attn_compressor_ape.weight", vec![64, 4]),
             ("blk.0.ffn_gate_inp.weight", vec![64, 8]),
         ] {
             for &file in FileType::ALL {

@@ -1,5 +1,6 @@
 //! Models that are quantised while they are opened.
 
+use crate::common::{conformance, subdirectories};
 use ruvllm::Model;
 use ruvllm::gguf::{Gguf, Writer};
 use ruvllm::model::quantize::{
@@ -112,6 +113,29 @@ fn is_what_quantising_first_gives() {
     }
     open(&Gguf::from_writer(writer).unwrap());
     assert_eq!(files().count(), 2);
+}
+
+/// A mix touches no tensor that its family reads as it is.
+#[test]
+fn reference_models_open_in_small_types() {
+    let Some(root) = conformance() else { return };
+    let mut n_models = 0;
+    for set in ["models", "models2", "models3"] {
+        for folder in subdirectories(&root.join(set)) {
+            let path = folder.join("model-f16.gguf");
+            if !path.exists() {
+                continue;
+            }
+            n_models += 1;
+            for file_type in [FileType::Q4_0, FileType::IQ4_NL] {
+                let options = OpenOptions::new().quantize(file_type);
+                if let Err(error) = options.open(&path) {
+                    panic!("{} in {file_type}: {error}", path.display());
+                }
+            }
+        }
+    }
+    assert!(n_models > 100, "only {n_models} models found");
 }
 
 /// What a recipe says of tensors counts, in the result and in the name that the cache gives it.

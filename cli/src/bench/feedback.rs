@@ -6,7 +6,7 @@
 
 use super::probed::ProbedText;
 use super::target::measuring_session;
-use crate::io::{Failure, Progress};
+use crate::io::{Failure, Progress, note, printable, size};
 use crate::quantize::Rows;
 use ruvllm::compute::ProductCallback;
 use ruvllm::gguf::{Gguf, TensorInfo};
@@ -62,15 +62,27 @@ impl<'a> FeedbackText<'a> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads.map_or(0, NonZeroUsize::get))
             .build()?;
-        let tensors = plan.iter().filter(|planned| {
+        let loses = |planned: &&Planned<'_>| {
             let Planned { tensor, to, .. } = planned;
-            let loses = *to != tensor.dtype && to.block().0 > 1;
-            loses && tensor.name.starts_with("blk.") && bytes(tensor) <= GROUP_BYTES
-        });
+            *to != tensor.dtype && to.block().0 > 1 && tensor.name.starts_with("blk.")
+        };
+        let tensors = plan.iter().filter(loses).map(|planned| planned.tensor);
+        let (tensors, too_wide): (Vec<_>, Vec<_>) = tensors.partition(|t| bytes(t) <= GROUP_BYTES);
+        if let Some(first) = too_wide.first() {
+            let (n, limit) = (too_wide.len(), size(GROUP_BYTES));
+            note(format!(
+                "{n} tensors go without feedback, {} the first: moments of their inputs take more than {limit} each",
+                printable(&first.name)
+            ));
+        }
+        if tensors.is_empty() && too_wide.is_empty() {
+            let why = "--feedback-text: no tensor blk.… gets a type with blocks";
+            return Err(Failure::Usage(why.into()));
+        }
         Ok(FeedbackText {
             text: RefCell::new(probed),
             tokens,
-            tensors: tensors.map(|planned| planned.tensor).collect(),
+            tensors,
             pool: Arc::new(pool),
             group: RefCell::default(),
         })
