@@ -49,6 +49,11 @@ impl Moments {
         }
     }
 
+    /// Columns of the matrix.
+    pub(crate) fn n(&self) -> usize {
+        self.n
+    }
+
     /// Adds inputs `x`, `[rows, n]`, on rayon's threads.
     ///
     /// # Panics

@@ -2,12 +2,12 @@
 
 use crate::common::{conformance, subdirectories};
 use ruvllm::Model;
-use ruvllm::gguf::{Gguf, Writer};
+use ruvllm::gguf::{Gguf, TensorInfo, Writer};
 use ruvllm::model::quantize::{
     Importance, NamedType, Planned, Recipe, RecipeError, Sums, model_shape, writer,
 };
 use ruvllm::model::{ModelError, OpenOptions, OpenStage};
-use ruvllm::quant::{Converter, DType, FileType};
+use ruvllm::quant::{Converter, DType, FileType, Moments};
 use std::path::PathBuf;
 
 /// The shipped model in another type: that of a mix, or of all matrices.
@@ -136,6 +136,21 @@ fn reference_models_open_in_small_types() {
         }
     }
     assert!(n_models > 100, "only {n_models} models found");
+}
+
+/// Moments of another matrix are an error that names the tensor.
+#[test]
+fn moments_of_other_columns_are_refused() {
+    let f16 = demo(&shipped(), FileType::F16);
+    let plan = Recipe::from(FileType::Q4_0).plan(&f16).unwrap();
+    let converter = Converter::new(None, |_| true).unwrap();
+    let moments = |_: &TensorInfo| Ok(vec![Moments::new(7)]);
+    let file = writer(&f16, &plan, FileType::Q4_0, &converter, Some(&moments));
+    let error = Gguf::from_writer(file).unwrap_err().to_string();
+    assert!(
+        error.contains("moments of 7 columns for rows of"),
+        "{error}"
+    );
 }
 
 /// What a recipe says of tensors counts, in the result and in the name that the cache gives it.

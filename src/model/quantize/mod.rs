@@ -57,7 +57,17 @@ pub fn writer<'a>(
         writer.tensor_with(&t.name, &t.dims, planned.to, move |out| {
             let row = |i: usize| Cow::Borrowed(&data[i * row_bytes..][..row_bytes]);
             let known = match moments.filter(|_| loses) {
-                Some(moments) => converter.feedback(moments(t)?),
+                Some(moments) => {
+                    let moments = moments(t)?;
+                    if let Some(other) = moments.iter().find(|m| m.n() != conversion.n) {
+                        let (other, n) = (other.n(), conversion.n);
+                        return Err(io::Error::other(format!(
+                            "tensor {}: moments of {other} columns for rows of {n}",
+                            t.name
+                        )));
+                    }
+                    converter.feedback(moments)
+                }
                 None => Vec::new(),
             };
             let conversion = Conversion {
