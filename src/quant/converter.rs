@@ -1,7 +1,7 @@
 //! Rows of tensors on their way from one type to another, on several threads, a slab at a time.
 
 use super::feedback::{Feedback, Moments};
-use crate::quant::{DType, QuantError, dequantize_row, quantize_row};
+use crate::quant::{DType, QuantError, check_finite, dequantize_row, quantize_row};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -29,12 +29,13 @@ pub struct Conversion<'c> {
     pub to: DType,
     /// Applied to the values of each row, with its number.
     pub change: Option<&'c RowChange<'c>>,
-    /// The importance of the weights of a row, for each matrix of a stack, and the rows of a
-    /// matrix.
-    pub importance: Option<(&'c [f32], usize)>,
-    /// Feedback of errors for each matrix of a stack, where it is known, and the rows of a matrix;
-    /// then importances do not count.
-    pub feedback: Option<(&'c [Option<Feedback>], usize)>,
+    /// Rows of each matrix of a stack.
+    pub rows_per_matrix: usize,
+    /// The importance of the weights of a row, for each matrix of a stack.
+    pub importance: Option<&'c [f32]>,
+    /// Feedback of errors for each matrix of a stack, or for none; where it is known, importances do
+    /// not count.
+    pub feedback: &'c [Option<Feedback>],
 }
 
 impl std::fmt::Debug for Conversion<'_> {
@@ -250,12 +251,6 @@ impl Conversion<'_> {
         Ok(())
     }
 
-    /// The feedback of row `i`, if its type has any use for it.
-    fn feedback_of(&self, i: usize) -> Option<&Feedback> {
-        let (all, rows_per_matrix) = self.feedback?;
-        all.get(i / rows_per_matrix)?.as_ref()
-    }
-
     /// Packs rows of one matrix from row `first` on.
     fn pack(
         &self,
@@ -263,25 +258,21 @@ impl Conversion<'_> {
         values: &[f32],
         into: &mut [u8],
     ) -> Result<(), (usize, QuantError)> {
-        let rows = values.chunks_exact(self.n).zip(first..);
-        if let Some(feedback) = self.feedback_of(first) {
-            for (row, i) in rows.clone() {
-                check_finite(row).map_err(|error| (i, error))?;
-            }
-            let pack = self
-                .to
-                .format()
-                .and_then(|format| format.quantize_with_feedback);
-            if let Some(pack) = pack {
-                pack(values, feedback, into);
-                return Ok(());
-            }
+        let matrix = first / self.rows_per_matrix;
+        let mut rows = values.chunks_exact(self.n).zip(first..);
+        let feedback = self.feedback.get(matrix).and_then(Option::as_ref);
+        let pack = self
+            .to
+            .format()
+            .and_then(|format| format.quantize_with_feedback);
+        if let (Some(pack), Some(feedback)) = (pack, feedback) {
+            rows.try_for_each(|(row, i)| check_finite(row).map_err(|error| (i, error)))?;
+            pack(values, feedback, into);
+            return Ok(());
         }
         let row_bytes = into.len() / (values.len() / self.n);
+        let importance = self.importance.map(|all| &all[matrix * self.n..][..self.n]);
         for ((row, i), into) in rows.zip(into.chunks_exact_mut(row_bytes)) {
-            let importance = self
-                .importance
-                .map(|(all, rows_per_matrix)| &all[i / rows_per_matrix * self.n..][..self.n]);
             quantize_row(self.to, row, importance, into).map_err(|error| (i, error))?;
         }
         Ok(())
@@ -314,11 +305,11 @@ impl Panel {
             outcome.map_err(|error| (i, error))?;
         }
         // Those of one matrix after the other.
-        let rows_per_matrix = conversion.feedback.map_or(usize::MAX, |(_, rows)| rows);
+        let rows_per_matrix = conversion.rows_per_matrix;
         let mut done = 0;
         while done < n_rows {
             let left = rows_per_matrix - (first + done) % rows_per_matrix;
-            let end = n_rows.min(done.saturating_add(left));
+            let end = n_rows.min(done + left);
             let (values, into) = (
                 &self.values[done * n..end * n],
                 &mut into[done * row_bytes..end * row_bytes],
@@ -332,16 +323,6 @@ impl Panel {
         self.written.resize(n_rows * n, 0.0);
         loss_of(conversion.to, into, &self.values, &mut self.written)
             .map_err(|error| (first, error))
-    }
-}
-
-fn check_finite(values: &[f32]) -> Result<(), QuantError> {
-    match values.iter().position(|x| !x.is_finite()) {
-        None => Ok(()),
-        Some(index) => Err(QuantError::NotFinite {
-            index,
-            value: values[index],
-        }),
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::block::{f16_value, to_f16};
 use super::iq_grids::IQ4_VALUES;
-use super::scalar_fit::{Levels, ScalarFit, code, codes, inverse};
+use super::scalar_fit::{Levels, ScalarFit, code, codes, inverse, nearest_level};
 
 /// Blocks whose values are all smaller become zero: the smallest f16 scale is 6·10⁻⁸.
 const TINY: f32 = 1e-15;
@@ -138,7 +138,7 @@ pub(super) fn iq4_super(x: &[f32; 256], w: &[f32; 256]) -> Iq4Super {
         let dv = f16_value(d);
         let per_d = inverse(dv);
         let mut total = 0.0;
-        let mut fit = Iq4Super::of_table((d, [0; 8]), [0.0; 256], &IQ4_VALUES, [0; 256]);
+        let mut fit = Iq4Super::unset((d, [0; 8]), Levels::Table(&IQ4_VALUES));
         for s in 0..8 {
             let near = code(scales[s], per_d, 0.0, -32.0, 31.0);
             let mut best_error = f32::INFINITY;
@@ -188,10 +188,9 @@ pub(super) fn in_table<const N: usize>(
     for scale in scales {
         let mut total = 0.0;
         let q = std::array::from_fn(|i| {
-            let error = |q: &u8| (scale * f32::from(values[usize::from(*q)]) - x[i]).abs();
-            let q = (0..16).min_by(|a, b| error(a).total_cmp(&error(b)));
-            let q = q.unwrap_or(0);
-            total += w[i] * error(&q) * error(&q);
+            let q = nearest_level(values, scale, 0.0, x[i]);
+            let error = scale * f32::from(values[usize::from(q)]) - x[i];
+            total += w[i] * error * error;
             q
         });
         if total < best.2 {
@@ -258,13 +257,7 @@ pub(super) fn symmetric_super(x: &[f32; 256], w: &[f32; 256], n: i8, sc_n: f32) 
         let dv = f16_value(d);
         let inverse = inverse(dv);
         let mut total = 0.0;
-        let mut fit = SymmetricSuper {
-            fields: (d, [0; 16]),
-            scales: [0.0; 256],
-            mins: [0.0; 256],
-            levels: Levels::Integers(-n, n - 1),
-            q: [0; 256],
-        };
+        let mut fit = SymmetricSuper::unset((d, [0; 16]), Levels::Integers(-n, n - 1));
         for s in 0..16 {
             let near = code(scales[s], inverse, 0.0, -sc_n, sc_n - 1.0);
             let (mut best, mut best_error) = (near, f32::INFINITY);
@@ -332,18 +325,13 @@ pub(super) fn affine_super<const S: usize, const N: usize>(
         let (dv, mv) = (f16_value(d), f16_value(dmin));
         let (inverse_d, inverse_m) = (inverse(dv), inverse(mv));
         let mut total = 0.0;
-        let mut fit = AffineSuper {
-            fields: AffineScales {
-                d,
-                dmin,
-                sc: [0; S],
-                m: [0; S],
-            },
-            scales: [0.0; 256],
-            mins: [0.0; 256],
-            levels: Levels::Integers(0, n),
-            q: [0; 256],
+        let fields = AffineScales {
+            d,
+            dmin,
+            sc: [0; S],
+            m: [0; S],
         };
+        let mut fit = AffineSuper::unset(fields, Levels::Integers(0, n));
         for s in 0..S {
             let near_sc = code(fits[s].0, inverse_d, 0.0, 0.0, sc_max);
             let near_m = code(-fits[s].1, inverse_m, 0.0, 0.0, sc_max);

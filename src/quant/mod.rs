@@ -81,14 +81,20 @@ pub fn quantize_row(
     let quantize = format.quantize.ok_or_else(|| QuantError::ReadOnly {
         dtype: dtype.to_string(),
     })?;
-    if let Some(index) = x.iter().position(|x| !x.is_finite()) {
-        return Err(QuantError::NotFinite {
-            index,
-            value: x[index],
-        });
-    }
+    check_finite(x)?;
     quantize(x, importance, blocks);
     Ok(())
+}
+
+/// Refuses values of which one is infinite or NaN.
+fn check_finite(values: &[f32]) -> Result<(), QuantError> {
+    match values.iter().position(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(index) => Err(QuantError::NotFinite {
+            index,
+            value: values[index],
+        }),
+    }
 }
 
 /// The format of `dtype`, if `bytes` is the length of `values` values.

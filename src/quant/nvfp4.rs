@@ -4,7 +4,7 @@
 use super::block::{Block, Pack};
 use super::fit;
 use super::mxfp4::MXFP4_VALUES;
-use super::scalar_fit::ScalarFit;
+use super::scalar_fit::{Levels, ScalarFit};
 use bytemuck::{Pod, Zeroable};
 
 /// NVFP4: `x = scale(d[i / 16]) · MXFP4_VALUES[q] / 2`. 4.5 bits per value.
@@ -75,7 +75,7 @@ impl Pack for BlockNvfp4 {
     type Fit = ScalarFit<64, [u8; 4]>;
 
     fn fit(x: &[f32; 64], weights: &[f32; 64]) -> Self::Fit {
-        let mut fit = Self::Fit::of_table([0; 4], [0.0; 64], &MXFP4_VALUES, [0; 64]);
+        let mut fit = Self::Fit::unset([0; 4], Levels::Table(&MXFP4_VALUES));
         let (xs, ws) = (x.as_chunks::<16>().0, weights.as_chunks::<16>().0);
         for (s, (x, w)) in xs.iter().zip(ws).enumerate() {
             let largest = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));

@@ -38,6 +38,14 @@ pub(super) fn codes<const N: usize>(
     std::array::from_fn(|i| code(x[i], inverse, min, lo, hi))
 }
 
+/// The index of the level of a table whose `scale · level + min` is nearest to `x`.
+pub(super) fn nearest_level(table: &[i8], scale: f32, min: f32, x: f32) -> u8 {
+    let error = |level: &i8| (scale * f32::from(*level) + min - x).abs();
+    let levels = table.iter().zip(0..);
+    let nearest = levels.min_by(|(a, _), (b, _)| error(a).total_cmp(&error(b)));
+    nearest.map_or(0, |(_, q)| q)
+}
+
 /// What the codes of a block stand for, before scale and minimum.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Levels {
@@ -61,6 +69,17 @@ pub(super) struct ScalarFit<const N: usize, F> {
 }
 
 impl<const N: usize, F> ScalarFit<N, F> {
+    /// A block whose scales are to be set.
+    pub(super) fn unset(fields: F, levels: Levels) -> ScalarFit<N, F> {
+        ScalarFit {
+            fields,
+            scales: [0.0; N],
+            mins: [0.0; N],
+            levels,
+            q: [0; N],
+        }
+    }
+
     /// A block with one grid `scale · q + min`, `q` in `lo..=hi`, and codes nearest to `x`.
     pub(super) fn one_grid(
         fields: F,
@@ -106,10 +125,8 @@ impl<const N: usize, F> Recode for ScalarFit<N, F> {
                 ((level - f32::from(lo)) as u8, level)
             }
             Levels::Table(table) => {
-                let error = |level: &i8| (scale * f32::from(*level) + min - x[0]).abs();
-                let levels = table.iter().zip(0..);
-                let nearest = levels.min_by(|(a, _), (b, _)| error(a).total_cmp(&error(b)));
-                nearest.map_or((0, 0.0), |(level, q)| (q, f32::from(*level)))
+                let q = nearest_level(table, scale, min, x[0]);
+                (q, f32::from(table[usize::from(q)]))
             }
         };
         self.q[at] = q;

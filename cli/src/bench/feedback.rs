@@ -4,7 +4,7 @@
 //! They take as many bytes as columns squared, so they are there for a group of tensors at a time,
 //! and the text is computed again for the next one.
 
-use super::probed::ProbedText;
+use super::probed::{ProbedText, n_matrices};
 use super::target::measuring_session;
 use crate::io::{Failure, Progress, note, printable, size};
 use crate::quantize::Rows;
@@ -62,11 +62,9 @@ impl<'a> FeedbackText<'a> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(n_threads.map_or(0, NonZeroUsize::get))
             .build()?;
-        let loses = |planned: &&Planned<'_>| {
-            let Planned { tensor, to, .. } = planned;
-            *to != tensor.dtype && to.block().0 > 1 && tensor.name.starts_with("blk.")
-        };
-        let tensors = plan.iter().filter(loses).map(|planned| planned.tensor);
+        let quantized = plan.iter().filter(|planned| planned.is_quantized());
+        let tensors = quantized.map(|planned| planned.tensor);
+        let tensors = tensors.filter(|t| t.name.starts_with("blk."));
         let (tensors, too_wide): (Vec<_>, Vec<_>) = tensors.partition(|t| bytes(t) <= GROUP_BYTES);
         if let Some(first) = too_wide.first() {
             let (n, limit) = (too_wide.len(), size(GROUP_BYTES));
@@ -151,11 +149,6 @@ impl<'a> FeedbackText<'a> {
             .unwrap_or_else(PoisonError::into_inner);
         Ok(std::mem::take(&mut sums))
     }
-}
-
-/// Matrices in the stack of a tensor.
-fn n_matrices(t: &TensorInfo) -> usize {
-    t.dims.iter().skip(2).product::<u64>() as usize
 }
 
 /// Bytes of the moments of a tensor.

@@ -2,6 +2,7 @@
 
 use crate::io::Failure;
 use ruvllm::compute::{EvalCallback, HookPoint, ProductCallback};
+use ruvllm::gguf::TensorInfo;
 use ruvllm::{Embedder, Session, SessionError};
 use std::sync::Arc;
 
@@ -72,6 +73,11 @@ impl ProbedText {
             .hooks()
             .prefill_probed(chunk, first, &mut probe, |_, _| ())
     }
+}
+
+/// Matrices in the stack of a tensor, each with inputs of its own.
+pub(crate) fn n_matrices(tensor: &TensorInfo) -> usize {
+    tensor.dims.iter().skip(2).product::<u64>() as usize
 }
 
 /// The probe of a pass.

@@ -147,9 +147,8 @@ impl Target<'_> {
 
     /// Whether the type of a tensor is chosen: the mix quantises it, and nobody has named its type.
     fn is_chosen(&self, planned: &Planned<'_>) -> bool {
-        let Planned { tensor, to, .. } = planned;
-        let is_named = |named: &NamedType| named.is_match(&tensor.name);
-        *to != tensor.dtype && to.block().0 > 1 && !self.named.iter().any(is_named)
+        let is_named = |named: &NamedType| named.is_match(&planned.tensor.name);
+        planned.is_quantized() && !self.named.iter().any(is_named)
     }
 
     /// The groups, with the squared errors of their candidates.

@@ -1,7 +1,7 @@
 //! `ruvllm imatrix`: how large the inputs of each weight are on a text, for `ruvllm quantize`.
 
 use crate::bench::perplexity::{DEFAULT_CTX, LEAST_CTX, n_chunks};
-use crate::bench::probed::ProbedText;
+use crate::bench::probed::{ProbedText, n_matrices};
 use crate::flags::{ModelArgs, OverwriteArg, PlacementArgs, SessionArgs, no_tokenizer, session};
 use crate::io::{Failure, Progress, note, read_text, without_last_newline};
 use crate::quantize::{importance_failure, importance_format, read_importance};
@@ -191,11 +191,10 @@ struct Squares {
 
 impl Collector {
     fn new(gguf: &Gguf, process_output: bool) -> Collector {
-        let stack = |dims: &[u64]| dims.iter().skip(2).product::<u64>() as usize;
         let tensors = gguf.tensors().iter();
         Collector {
             process_output,
-            n_matrices: tensors.map(|t| (t.name.clone(), stack(&t.dims))).collect(),
+            n_matrices: tensors.map(|t| (t.name.clone(), n_matrices(t))).collect(),
             sums: Mutex::default(),
         }
     }

@@ -436,8 +436,9 @@ impl<'p> Plan<'p> {
                     from: tensor.from,
                     to: tensor.to,
                     change,
-                    importance: importance.as_deref().map(|all| (all, rows_per_matrix)),
-                    feedback: None,
+                    rows_per_matrix,
+                    importance: importance.as_deref(),
+                    feedback: &[],
                 };
                 let (converter, row) = (&rows.converter, |i| tensor.row(i));
                 if !tensor.is_repacked() {

@@ -47,31 +47,22 @@ pub fn writer<'a>(
             from: t.dtype,
             to: planned.to,
             change: None,
-            importance: planned
-                .importance
-                .as_deref()
-                .map(|all| (all, rows_per_matrix)),
-            feedback: None,
+            rows_per_matrix,
+            importance: planned.importance.as_deref(),
+            feedback: &[],
         };
-        let loses = planned.to != t.dtype && planned.to.block().0 > 1;
+        let moments = moments.filter(|_| planned.is_quantized());
         writer.tensor_with(&t.name, &t.dims, planned.to, move |out| {
             let row = |i: usize| Cow::Borrowed(&data[i * row_bytes..][..row_bytes]);
-            let known = match moments.filter(|_| loses) {
-                Some(moments) => {
-                    let moments = moments(t)?;
-                    if let Some(other) = moments.iter().find(|m| m.n() != conversion.n) {
-                        let (other, n) = (other.n(), conversion.n);
-                        return Err(io::Error::other(format!(
-                            "tensor {}: moments of {other} columns for rows of {n}",
-                            t.name
-                        )));
-                    }
-                    converter.feedback(moments)
-                }
-                None => Vec::new(),
-            };
+            let moments = moments.map_or(Ok(Vec::new()), |moments| moments(t))?;
+            if let Some(other) = moments.iter().find(|m| m.n() != conversion.n) {
+                let (name, other, n) = (&t.name, other.n(), conversion.n);
+                return Err(io::Error::other(format!(
+                    "tensor {name}: moments of {other} columns for rows of {n}"
+                )));
+            }
             let conversion = Conversion {
-                feedback: (!known.is_empty()).then_some((&known[..], rows_per_matrix)),
+                feedback: &converter.feedback(moments),
                 ..conversion
             };
             converter.write(&t.name, n_rows, row, conversion, out)

@@ -21,6 +21,13 @@ pub struct Planned<'a> {
     pub importance: Option<Vec<f32>>,
 }
 
+impl Planned<'_> {
+    /// Whether the tensor gets another type, one with blocks.
+    pub fn is_quantized(&self) -> bool {
+        self.to != self.tensor.dtype && self.to.block().0 > 1
+    }
+}
+
 /// What the types of tensors in a mix depend on, as far as the file tells.
 pub fn model_shape(gguf: &Gguf) -> ModelShape {
     let metadata = gguf.metadata();

@@ -178,14 +178,14 @@ fn write<'p>(tensor: &'p Tensor<'p>, rows: &'p Rows, verbose: bool, writer: &mut
         let change = tensor
             .plus_one
             .then_some(&add as &(dyn Fn(usize, &mut [f32]) + Sync));
-        let (n, importance) = (tensor.n(), None);
         let conversion = Conversion {
-            n,
+            n: tensor.n(),
             from,
             to,
             change,
-            importance,
-            feedback: None,
+            rows_per_matrix: tensor.n_rows(),
+            importance: None,
+            feedback: &[],
         };
         let row = |i| tensor.row(i);
         rows.converter
