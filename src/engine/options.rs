@@ -222,12 +222,13 @@ pub(crate) fn kv_layout(h: &Hparams, policy: KvPolicy) -> KvLayout {
 }
 
 /// A layout where a GPU with memory of its own computes the layers from `first_layer` on, of those
-/// that GPUs compute: each attention has keys and values, and only mixers have recurrences.
+/// that GPUs compute: only mixers have recurrences.
 pub(crate) fn on_device(h: &Hparams, layout: KvLayout, first_layer: usize) -> KvLayout {
     let before = &h.layers[..first_layer.min(h.layers.len())];
     let mixers = before.iter().filter_map(LayerSpec::recurrent);
+    let attention = before.iter().filter_map(LayerSpec::attention);
     layout.with_device(
-        before.iter().filter_map(LayerSpec::attention).count(),
+        attention.filter(|spec| !spec.shares_kv).count(),
         mixers.map(|spec| recurrent::cells(spec).len()).sum(),
     )
 }

@@ -4,6 +4,7 @@ use crate::gpu::kernels::Dispatch;
 use crate::gpu::plan::{Input, Intermediate, Name, Plan, Set, Shape};
 use crate::gpu::{Batch, BatchOutputs, BatchSlot, Call, Gpu, GpuError, Runner};
 use crate::kv::{CellPlace, DeviceMemory, PagePlace};
+use crate::layers::per_layer_embedding::PerLayerInputs;
 use crate::layers::recurrent;
 use crate::lora::Adapter;
 use crate::model::Model;
@@ -353,6 +354,25 @@ impl<G: Gpu> GpuRunner<G> {
         Ok(())
     }
 
+    /// Rows of the table of embeddings for each layer, times the root of a layer's width.
+    fn layer_embeddings(&self, tokens: &[u32]) -> Vec<u8> {
+        let Some(PerLayerInputs { table, norm, .. }) = &self.model.weights().per_layer else {
+            return Vec::new();
+        };
+        let (arch, gguf) = (self.model.arch(), self.model.gguf());
+        let (mut rows, factor) = (
+            vec![0.0; tokens.len() * table.n_in],
+            (norm.len() as f32).sqrt(),
+        );
+        for (row, &token) in rows.chunks_exact_mut(table.n_in).zip(tokens) {
+            let token = token as usize;
+            let data = table.data_of_rows(gguf, token..token + 1);
+            arch.dequantize(table.dtype, data, row);
+            row.iter_mut().for_each(|x| *x *= factor);
+        }
+        bytemuck::cast_slice(&rows).to_vec()
+    }
+
     /// Data of an input.
     fn input(&self, planned: &Planned, batch: &Batch<'_>, input: Input) -> Vec<u8> {
         let rows_of = |slot: &BatchSlot<'_>, set: Set| match set {
@@ -363,6 +383,7 @@ impl<G: Gpu> GpuRunner<G> {
         let u32s = |values: Vec<u32>| bytemuck::cast_slice(&values).to_vec();
         match input {
             Input::Tokens => bytemuck::cast_slice(batch.tokens).to_vec(),
+            Input::LayerEmbeddings => self.layer_embeddings(batch.tokens),
             Input::AdmissionConfig => bytemuck::cast_slice(&planned.terms).to_vec(),
             Input::Positions => u32s(
                 batch

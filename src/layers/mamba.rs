@@ -14,10 +14,6 @@ use crate::layers::mamba::weights::Mamba;
 use crate::layers::mamba2::softplus;
 use crate::layers::recurrence::{Mixing, Recurrence};
 
-/// Epsilon of norms without weights, which files lack (Hugging Face
-/// `FalconMambaConfig.mixer_rms_eps`).
-const PLAIN_EPS: f32 = 1e-6;
-
 pub(crate) struct Buffers<'a> {
     /// What is convolved, and the gate: `(m, 2·n_inner)`.
     input: &'a mut [f32],
@@ -156,13 +152,8 @@ pub(crate) fn mix<'a>(
     };
     pass.recur(&conv, (channels, n_inner), by_part, convolved);
     pass.linear(convolved, m, &mut [Product::of(&w.x, low, m)]);
-    let (arch, eps) = (pass.cx.arch, pass.cx.h.norm_eps);
+    let (arch, eps) = (pass.cx.arch, spec.norm_eps(pass.cx.h.norm_eps));
     if norms != MambaNorms::None {
-        let eps = if norms == MambaNorms::Plain {
-            PLAIN_EPS
-        } else {
-            eps
-        };
         for low in low.chunks_exact_mut(n_low) {
             let (dt, rest) = low.split_at_mut(dt_rank);
             let (b, c) = rest.split_at_mut(n_state);

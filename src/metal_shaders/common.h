@@ -21,6 +21,19 @@ inline float times_sigmoid(float x, float t) {
     return t < 0.0f ? x * e / (1.0f + e) : x / (1.0f + e);
 }
 
+// `ln(1 + e^x)`; the logarithm is a series of `e / (2 + e)`, which is at most 1/3.
+inline float softplus(float x) {
+    const float e = exp(-fabs(x)), s = e / (2.0f + e), square = s * s;
+    float sum = 0.0769230769f + square * 0.0666666667f;
+    sum = 0.0909090909f + square * sum;
+    sum = 0.111111111f + square * sum;
+    sum = 0.142857143f + square * sum;
+    sum = 0.2f + square * sum;
+    sum = 0.333333333f + square * sum;
+    sum = 1.0f + square * sum;
+    return max(x, 0.0f) + 2.0f * s * sum;
+}
+
 // `cap * tanh(x / cap)`; x if cap is 0.
 inline float softcapped(float x, float cap) {
     return cap > 0.0f ? cap * precise::tanh(x / cap) : x;

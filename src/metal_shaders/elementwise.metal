@@ -85,7 +85,8 @@ inline float gelu_erf(float x) {
 
 constant constexpr uint UNARY_SCALE = 0;    // a x
 constant constexpr uint UNARY_CLAMP = 1;    // x, clamped to a..b
-constant constexpr uint UNARY_GELU_ERF = 2; // otherwise xIELU
+constant constexpr uint UNARY_GELU_ERF = 2;
+constant constexpr uint UNARY_SOFTPLUS = 4; // otherwise xIELU
 
 // `x = f(x)`.
 kernel void unary(device float* x [[buffer(0)]],
@@ -99,6 +100,8 @@ kernel void unary(device float* x [[buffer(0)]],
         x[i] = bounded(v, p.a, p.b);
     } else if (p.function == UNARY_GELU_ERF) {
         x[i] = gelu_erf(v);
+    } else if (p.function == UNARY_SOFTPLUS) {
+        x[i] = softplus(v);
     } else {
         const float curve = v > 0.0f ? v * v * p.a : (exp(min(v, p.d)) - 1.0f - v) * p.b;
         x[i] = curve + p.c * v;
@@ -198,7 +201,7 @@ kernel void gate_heads(device float* x [[buffer(0)]],
     if (p.function == GATE_SIGMOID) {
         x[i] = times_sigmoid(x[i], g);
     } else if (p.function == GATE_SOFTPLUS) {
-        x[i] *= max(g, 0.0f) + log(1.0f + exp(-fabs(g)));
+        x[i] *= softplus(g);
     } else {
         x[i] *= g;
     }

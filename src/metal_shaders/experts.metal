@@ -25,14 +25,16 @@ struct RouteArgs {
 constant constexpr uint SOFTMAX = 0;        // over all experts
 constant constexpr uint SOFTMAX_CHOSEN = 1; // over the chosen ones
 constant constexpr uint SIGMOID = 2;
+constant constexpr uint SQRT_SOFTPLUS = 3;
 
 // Chooses the experts with the `n_used` largest sums of probability and bias, the lower index first among equals; one
-// simdgroup per row. Weights do not include the bias.
+// simdgroup per row. Weights do not include the bias, but a factor of each expert.
 kernel void route(device const float* router [[buffer(0)]],
                   device const float* bias [[buffer(1)]],
-                  device uint* chosen [[buffer(2)]],
-                  device float* weights [[buffer(3)]],
-                  constant RouteArgs& p [[buffer(4)]],
+                  device const float* scales [[buffer(2)]],
+                  device uint* chosen [[buffer(3)]],
+                  device float* weights [[buffer(4)]],
+                  constant RouteArgs& p [[buffer(5)]],
                   uint row [[threadgroup_position_in_grid]],
                   uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float probabilities[MAX_EXPERTS];
@@ -45,7 +47,9 @@ kernel void route(device const float* router [[buffer(0)]],
     largest = simd_max(largest);
     float sum = 0.0f;
     for (uint e = lane; e < p.n_expert; e += 32) {
-        probabilities[e] = p.gating == SIGMOID ? times_sigmoid(1.0f, x[e]) : exp(x[e] - largest);
+        probabilities[e] = p.gating == SIGMOID         ? times_sigmoid(1.0f, x[e])
+                           : p.gating == SQRT_SOFTPLUS ? sqrt(softplus(x[e]))
+                                                       : exp(x[e] - largest);
         sum += probabilities[e];
     }
     sum = simd_sum(sum);
@@ -102,7 +106,8 @@ kernel void route(device const float* router [[buffer(0)]],
     const float factor = normalise ? p.scale / max(chosen_sum, MIN_WEIGHT_SUM) : p.scale;
     simdgroup_barrier(mem_flags::mem_device); // lane 0 wrote the choice
     for (uint j = lane; j < p.n_used; j += 32) {
-        weights[row * p.n_used + j] = factor * probabilities[chosen[row * p.n_used + j]];
+        const uint index = chosen[row * p.n_used + j];
+        weights[row * p.n_used + j] = factor * probabilities[index] * scales[index];
     }
 }
 

@@ -132,19 +132,6 @@ struct DeltaFeedArgs {
     float length_eps;
 };
 
-// `ln(1 + e^x)`; the logarithm is a series of `e / (2 + e)`, which is at most 1/3.
-inline float softplus(float x) {
-    const float e = exp(-fabs(x)), s = e / (2.0f + e), square = s * s;
-    float sum = 0.0769230769f + square * 0.0666666667f;
-    sum = 0.0909090909f + square * sum;
-    sum = 0.111111111f + square * sum;
-    sum = 0.142857143f + square * sum;
-    sum = 0.2f + square * sum;
-    sum = 0.333333333f + square * sum;
-    sum = 1.0f + square * sum;
-    return max(x, 0.0f) + 2.0f * s * sum;
-}
-
 // Completes the inputs of a delta rule: a simdgroup per head of queries, then of keys; then a thread per strength, then
 // per rate. `beta` and `rate` are `(n_rows, n_head)` and `(n_rows, n_rate)`, or both the same
 // `(n_rows, n_head_k, 2, n_head / n_head_k)`.
@@ -338,6 +325,61 @@ INSTANTIATE("delta_rule_128", delta_rule, 128)
 INSTANTIATE("delta_rule_256", delta_rule, 256)
 INSTANTIATE("ssm_scan_128", ssm_scan, 128)
 INSTANTIATE("ssm_scan_256", ssm_scan, 256)
+
+struct ChannelScanArgs {
+    uint n_rows;
+    uint n_channel;
+    uint n_state;
+    uint n_block;
+    uint state;
+    uint feeds;
+    uint n_slots;
+    uint n_states;
+};
+
+constant constexpr uint CHANNEL_STATES = 64;
+
+// State space of Mamba 1, a thread per channel of a sequence. States, and `a`, lie transposed for each `n_block`
+// channels.
+kernel void channel_scan(device const float* x [[buffer(0)]],
+                         device const float* a [[buffer(1)]],
+                         device const float* d [[buffer(2)]],
+                         device const Slot* slots [[buffer(3)]],
+                         device const State* states [[buffer(4)]],
+                         device float* out [[buffer(5)]],
+                         constant ChannelScanArgs& p [[buffer(6)]],
+                         uint2 group [[threadgroup_position_in_grid]],
+                         uint t [[thread_index_in_threadgroup]]) {
+    const uint channel = 64 * group.x + t, n_feed = 2 * (p.n_channel + p.n_state);
+    if (channel >= p.n_channel) return;
+    device const Slot& slot = slots[group.y];
+    device const State* pages = states + slot.page;
+    const uint pos = pages[1].pos;
+    // Where a channel's first value is, among states and rates.
+    const uint first = channel / p.n_block * p.n_block * p.n_state + channel % p.n_block;
+    float state[CHANNEL_STATES];
+    for (uint i = 0; i < p.n_state; i++) {
+        state[i] = pages[0].values == nullptr ? 0.0f : pages[0].values[p.state + first + i * p.n_block];
+    }
+    uint next = 2;
+    for (uint position = pages[0].pos; position < pos + slot.n_rows; position++) {
+        device const float* feed = position < pos ? pages[1].values + p.feeds + position % N_FEEDS * n_feed
+                                                  : x + ulong(slot.row + position - pos) * n_feed;
+        device const float* b = feed + 2 * p.n_channel;
+        device const float* c = b + p.n_state;
+        const float value = feed[channel], step = feed[p.n_channel + channel];
+        float sum = d[channel] * value;
+        for (uint i = 0; i < p.n_state; i++) {
+            state[i] = exp(step * a[first + i * p.n_block]) * state[i] + step * value * b[i];
+            sum += state[i] * c[i];
+        }
+        if (position >= pos) out[ulong(slot.row + position - pos) * p.n_channel + channel] = sum;
+        if (pages[next].pos == position + 1) {
+            for (uint i = 0; i < p.n_state; i++) pages[next].values[p.state + first + i * p.n_block] = state[i];
+            next = min(next + 1, slot.n_pages - 1);
+        }
+    }
+}
 
 struct GatedGroupsArgs {
     uint n;

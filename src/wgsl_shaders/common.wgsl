@@ -36,6 +36,21 @@ fn times_sigmoid(x: f32, t: f32) -> f32 {
     return select(x, x * e, t < 0.0) / (1.0 + e);
 }
 
+// `ln(1 + e^x)`; the logarithm is a series of `e / (2 + e)`, which is at most 1/3.
+fn softplus(x: f32) -> f32 {
+    let e = exp_negative(-abs(x));
+    let s = e / (2.0 + e);
+    let square = s * s;
+    var sum = fma(square, 0.0666666667, 0.0769230769);
+    sum = fma(square, sum, 0.0909090909);
+    sum = fma(square, sum, 0.111111111);
+    sum = fma(square, sum, 0.142857143);
+    sum = fma(square, sum, 0.2);
+    sum = fma(square, sum, 0.333333333);
+    sum = fma(square, sum, 1.0);
+    return fma(2.0 * s, sum, max(x, 0.0));
+}
+
 // `cap * tanh(x / cap)`; x if cap is 0.
 fn softcapped(x: f32, cap: f32) -> f32 {
     if (cap <= 0.0) {

@@ -82,7 +82,8 @@ fn gelu_erf(x: f32) -> f32 {
 //! kernel unary
 const UNARY_SCALE: u32 = 0u; // a x
 const UNARY_CLAMP: u32 = 1u; // x, clamped to a..b
-const UNARY_GELU_ERF: u32 = 2u; // otherwise xIELU
+const UNARY_GELU_ERF: u32 = 2u;
+const UNARY_SOFTPLUS: u32 = 4u; // otherwise xIELU
 
 // `x = f(x)`.
 @compute @workgroup_size(256)
@@ -99,6 +100,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         y = bounded(v, p.a, p.b);
     } else if (p.function == UNARY_GELU_ERF) {
         y = gelu_erf(v);
+    } else if (p.function == UNARY_SOFTPLUS) {
+        y = softplus(v);
     } else if (v > 0.0) {
         y = fma(p.c, v, v * v * p.a);
     } else {
@@ -187,7 +190,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (p.function == GATE_SIGMOID) {
         x[at] = times_sigmoid(x[at], g);
     } else if (p.function == GATE_SOFTPLUS) {
-        x[at] *= max(g, 0.0) + log(1.0 + exp_negative(-abs(g)));
+        x[at] *= softplus(g);
     } else {
         x[at] *= g;
     }

@@ -3,10 +3,11 @@
 
 //! kernel route
 // Chooses the experts with the `n_used` largest sums of probability and bias, the lower index first among equals; a
-// workgroup per row. Weights do not include the bias. `gating`: how router outputs become weights.
+// workgroup per row. Weights do not include the bias, but a factor of each expert. `gating`: how router outputs become weights.
 const SOFTMAX: u32 = 0u; // over all experts
 const SOFTMAX_CHOSEN: u32 = 1u; // over the chosen ones
 const SIGMOID: u32 = 2u;
+const SQRT_SOFTPLUS: u32 = 3u;
 
 // Lower bound of the sum that divides weights: the smallest normal f16.
 const MIN_WEIGHT_SUM: f32 = 6.1035156e-5;
@@ -36,6 +37,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var probability = 0.0;
         if (p.gating == SIGMOID) {
             probability = times_sigmoid(1.0, x);
+        } else if (p.gating == SQRT_SOFTPLUS) {
+            probability = sqrt(softplus(x));
         } else {
             probability = exp_negative(x - largest);
         }
@@ -121,7 +124,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let factor = select(p.scale, p.scale / max(chosen_sum, MIN_WEIGHT_SUM), normalise);
     if (t == 0u) { // which wrote the choice
         for (var j = 0u; j < p.n_used; j++) {
-            weights[p.weights_at + to + j] = factor * probabilities[chosen[p.chosen_at + to + j]];
+            let index = chosen[p.chosen_at + to + j];
+            weights[p.weights_at + to + j] = factor * probabilities[index] * scales[p.scales_at + index];
         }
     }
 }

@@ -3,7 +3,7 @@
 // written to; a page is slab, word and position. The second one's position is that of the first row: tokens from the
 // state's position on are replayed up to there. See `src/kv/sequence/recurrent.rs`.
 
-//! kernel-group causal_conv keep_feeds delta_rule ssm_scan
+//! kernel-group causal_conv keep_feeds delta_rule ssm_scan channel_scan
 //! use pages slabs
 
 // Tokens whose inputs are kept.
@@ -107,22 +107,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let value = x[p.x_at + (slot.x + row) * p.n_feed + i];
         store_value(feeds, p.feeds + (feeds.z + row) % N_FEEDS * p.n_feed + i, value);
     }
-}
-
-//! kernel-group delta_feed time_steps
-// `ln(1 + e^x)`; the logarithm is a series of `e / (2 + e)`, which is at most 1/3.
-fn softplus(x: f32) -> f32 {
-    let e = exp_negative(-abs(x));
-    let s = e / (2.0 + e);
-    let square = s * s;
-    var sum = fma(square, 0.0666666667, 0.0769230769);
-    sum = fma(square, sum, 0.0909090909);
-    sum = fma(square, sum, 0.111111111);
-    sum = fma(square, sum, 0.142857143);
-    sum = fma(square, sum, 0.2);
-    sum = fma(square, sum, 0.333333333);
-    sum = fma(square, sum, 1.0);
-    return fma(2.0 * s, sum, max(x, 0.0));
 }
 
 //! kernel delta_feed
@@ -338,6 +322,62 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //! for k < STATE_VECTORS
                 store(to, at, row_$k, state_$k);
 //! end
+            }
+            next = min(next + 1u, slot.w - 1u);
+        }
+    }
+}
+
+//! kernel channel_scan
+const CHANNEL_STATES: u32 = 64u;
+
+// Value `i` of what a token at `position` feeds, of a row or replayed.
+fn fed(slot: vec4<u32>, feeds: vec4<u32>, position: u32, i: u32) -> f32 {
+    let n_feed = 2u * (p.n_channel + p.n_state);
+    if (position < feeds.z) {
+        return page_value(feeds, p.feeds + position % N_FEEDS * n_feed + i);
+    }
+    return x[p.x_at + (slot.x + position - feeds.z) * n_feed + i];
+}
+
+// A thread per channel of a sequence.
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) t: u32) {
+    let channel = group.x * 64u + t;
+    if (channel >= p.n_channel) {
+        return;
+    }
+    let slot = slots[p.slots_at + group.y];
+    let begin = states[p.states_at + slot.z];
+    let feeds = states[p.states_at + slot.z + 1u];
+    // Where a channel's first value is, among states and rates.
+    let first = channel / p.n_block * p.n_block * p.n_state + channel % p.n_block;
+    var state: array<f32, CHANNEL_STATES>;
+    for (var i = 0u; i < p.n_state; i++) {
+        state[i] = 0.0;
+        if (begin.y != 0u) {
+            state[i] = page_value(begin, p.state + first + i * p.n_block);
+        }
+    }
+    var next = 2u;
+    for (var position = begin.z; position < feeds.z + slot.y; position++) {
+        let value = fed(slot, feeds, position, channel);
+        let step = fed(slot, feeds, position, p.n_channel + channel);
+        var sum = 0.0;
+        for (var i = 0u; i < p.n_state; i++) {
+            let kept = exp_negative(step * a[p.a_at + first + i * p.n_block]);
+            let given = step * value * fed(slot, feeds, position, 2u * p.n_channel + i);
+            state[i] = fma(kept, state[i], given);
+            sum = fma(state[i], fed(slot, feeds, position, 2u * p.n_channel + p.n_state + i), sum);
+        }
+        if (position >= feeds.z) {
+            let row = slot.x + position - feeds.z;
+            out[p.out_at + row * p.n_channel + channel] = fma(d[p.d_at + channel], value, sum);
+        }
+        let to = states[p.states_at + slot.z + next];
+        if (to.z == position + 1u) {
+            for (var i = 0u; i < p.n_state; i++) {
+                store_value(to, p.state + first + i * p.n_block, state[i]);
             }
             next = min(next + 1u, slot.w - 1u);
         }

@@ -678,17 +678,19 @@ fn conformance_models() {
 /// (`tests/docs.py`).
 #[rustfmt::skip]
 const COMPUTED: &[&str] = &[
-    "afmoe", "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bailingmoe2", "bitnet", "bloom",
-    "chatglm", "codeshell", "cohere2", "cohere2moe", "command-r", "dbrx", "deepseek", "deepseek2",
-    "deepseek2-ocr", "dots1", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon",
-    "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granite_swa",
-    "granitehybrid", "granitemoe", "grok", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3",
-    "internlm2", "jais", "jais2", "laguna", "lfm2", "lfm2moe", "llama", "llama4", "maincoder", "maple",
-    "mellum", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "mpt", "muse-glimmer",
-    "nemotron", "olmo", "olmo2", "olmoe", "openelm", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3",
-    "plamo", "plamo3", "plm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe",
-    "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smallthinker", "smollm3",
-    "spark2_5", "stablelm", "starcoder", "starcoder2", "step35", "xverse",
+    "afmoe", "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bailingmoe2", "bailingmoe3",
+    "bitnet", "bloom", "chatglm", "codeshell", "cohere2", "cohere2moe", "command-r", "dbrx", "deci",
+    "deepseek", "deepseek2", "deepseek2-ocr", "dots1", "ernie4_5", "ernie4_5-moe", "exaone",
+    "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
+    "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite", "granite_swa", "granitehybrid", "granitemoe",
+    "grok", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "internlm2", "jais", "jais2",
+    "jamba", "kimi-linear", "laguna", "lfm2", "lfm2moe", "llama", "llama4", "maincoder", "mamba",
+    "mamba2", "maple", "mellum", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4",
+    "mpt", "muse-glimmer", "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe",
+    "openelm", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3", "plamo", "plamo2", "plamo3",
+    "plm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+    "qwen3next", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smallthinker", "smollm3", "spark2_5",
+    "stablelm", "starcoder", "starcoder2", "step35", "xverse",
 ];
 
 #[test]

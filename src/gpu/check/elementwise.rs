@@ -3,6 +3,7 @@
 use crate::arch::Arch;
 use crate::gpu::check::{Checker, Data, EPS, FAST, Lcg, close};
 use crate::gpu::kernels::*;
+use crate::layers::mamba2::softplus;
 use crate::quant::DType;
 
 pub(super) fn norm(gpu: &mut Checker<'_>) -> Result<(), String> {
@@ -269,6 +270,7 @@ fn unary(gpu: &mut Checker<'_>, x: &[f32], tolerance: impl Fn(usize) -> f32) -> 
         ),
         (UnaryFunction::GeluErf, [0.0; 4], by_erf),
         (UnaryFunction::Xielu, [0.7, 0.4, 0.5, -0.5], with(xielu)),
+        (UnaryFunction::Softplus, [0.0; 4], with(softplus)),
     ] {
         let args = FunctionArgs {
             n: x.len() as u32,

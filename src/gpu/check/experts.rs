@@ -43,7 +43,7 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
         let router: Vec<f32> = (0..n_rows * n_expert)
             .map(|_| lcg.below(512) as f32 / 64.0 - 4.0)
             .collect();
-        for gating in 0..3 {
+        for gating in 0..4 {
             for (normalise, biased) in [(0, false), (1, true)] {
                 let bias: Vec<f32> = (0..n_expert)
                     .map(|_| {
@@ -54,6 +54,14 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                         }
                     })
                     .collect();
+                let factor = |e| {
+                    if biased {
+                        (1 + e % 5) as f32 / 4.0
+                    } else {
+                        1.0
+                    }
+                };
+                let scales: Vec<f32> = (0..n_expert).map(factor).collect();
                 let scale = 1.5;
                 let args = RouteArgs {
                     n_rows: n_rows as u32,
@@ -69,6 +77,7 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                 let data = [
                     Data::F32(&router),
                     Data::F32(&bias),
+                    Data::F32(&scales),
                     Data::U32(&nothing),
                     Data::Out,
                 ];
@@ -81,7 +90,8 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                             let max = x.iter().fold(f32::MIN, |m, x| m.max(*x));
                             p.iter_mut().for_each(|x| *x = (*x - max).exp());
                         }
-                        _ => p.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+                        2 => p.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+                        _ => p.iter_mut().for_each(|x| *x = x.exp().ln_1p().sqrt()),
                     }
                     let mut ranks: Vec<f32> = p.iter().zip(&bias).map(|(p, b)| p + b).collect();
                     close_groups(&mut ranks, [n_group, n_group_used], gating == 0);
@@ -111,7 +121,10 @@ pub(super) fn route(gpu: &mut Checker<'_>) -> Result<(), String> {
                     } else {
                         scale
                     };
-                    let e: Vec<f32> = found.iter().map(|&e| factor * p[e as usize]).collect();
+                    let e: Vec<f32> = found
+                        .iter()
+                        .map(|&e| factor * p[e as usize] * scales[e as usize])
+                        .collect();
                     let tolerance = 2.0 * FAST + n_expert as f32 * 2.0 * EPS;
                     close(&what, &out.f32(1)[row * n_used..][..n_used], &e, |i| {
                         tolerance * e[i]

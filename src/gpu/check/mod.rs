@@ -145,6 +145,11 @@ pub const CASES: &[Case] = &[
         run: recurrent::ssm_scan,
     },
     Case {
+        name: "channel_scan",
+        source: "recurrent.metal",
+        run: recurrent::channel_scan,
+    },
+    Case {
         name: "gated_groups",
         source: "recurrent.metal",
         run: recurrent::gated_groups,

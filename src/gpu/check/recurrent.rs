@@ -585,6 +585,109 @@ fn scan_once(
     close("ssm_scan", out.f32(0), &expected, |_| tolerance)
 }
 
+/// The scan of Mamba 1 by the scalar level: blocks of channels one after the other.
+struct ChannelScan {
+    n_channel: usize,
+    n_state: usize,
+    n_block: usize,
+    a: Vec<f32>,
+    d: Vec<f32>,
+}
+
+impl Recurrence for ChannelScan {
+    fn n_parts(&self) -> usize {
+        self.n_channel / self.n_block
+    }
+
+    fn n_out(&self) -> usize {
+        self.n_channel
+    }
+
+    fn step(&self, arch: Arch, part: usize, state: &mut [f32], feed: &[f32], out: &mut [f32]) {
+        let (x, rest) = feed.split_at(self.n_channel);
+        let (dt, rest) = rest.split_at(self.n_channel);
+        let (b, c) = rest.split_at(self.n_state);
+        let channels = part * self.n_block..(part + 1) * self.n_block;
+        let a = &self.a[channels.start * self.n_state..channels.end * self.n_state];
+        let [x, dt, d] = [x, dt, &self.d].map(|all| &all[channels.clone()]);
+        arch.ssm_step_by_state(state, a, b, c, dt, x, out);
+        for ((out, x), d) in out.iter_mut().zip(x).zip(d) {
+            *out += d * x;
+        }
+    }
+}
+
+pub(super) fn channel_scan(gpu: &mut Checker<'_>) -> Result<(), String> {
+    let mut lcg = Lcg(36);
+    for (n_channel, n_state, n_block) in [(70, 16, 2), (64, 5, 64)] {
+        let scan = ChannelScan {
+            n_channel,
+            n_state,
+            n_block,
+            a: lcg
+                .values(n_channel * n_state)
+                .iter()
+                .map(|a| -1.5 + 0.5 * a)
+                .collect(),
+            d: lcg.values(n_channel),
+        };
+        let cell = Cell {
+            recurrence: &scan,
+            n_state: n_channel * n_state,
+            n_feed: 2 * (n_channel + n_state),
+        };
+        // Time steps with which rates are below 0.6.
+        let feed = |lcg: &mut Lcg| {
+            let mut feed = lcg.values(cell.n_feed);
+            let steps = feed[n_channel..2 * n_channel].iter_mut();
+            steps.for_each(|dt| *dt = 0.75 + 0.25 * *dt);
+            feed
+        };
+        let sequences: Vec<_> = SPANS
+            .iter()
+            .map(|span| Sequence::new(&cell, *span, &mut lcg, &feed))
+            .collect();
+        repeated(gpu, &|gpu| channels_once(gpu, &scan, &cell, &sequences))?;
+    }
+    Ok(())
+}
+
+fn channels_once(
+    gpu: &mut Checker<'_>,
+    scan: &ChannelScan,
+    cell: &Cell<'_>,
+    sequences: &[Sequence],
+) -> Result<(), String> {
+    let rows = sequences.iter().flat_map(|s| s.rows(cell));
+    let x: Vec<f32> = rows.copied().collect();
+    let expected: Vec<f32> = sequences.iter().flat_map(|s| &s.out).copied().collect();
+    let pages = Pages::new(gpu, cell, sequences);
+    let args = ChannelScanArgs {
+        n_rows: (x.len() / cell.n_feed) as u32,
+        n_channel: scan.n_channel as u32,
+        n_state: scan.n_state as u32,
+        n_block: scan.n_block as u32,
+        state: BEFORE as u32,
+        feeds: BEFORE as u32,
+        n_slots: sequences.len() as u32,
+        n_states: pages.n_states as u32,
+    };
+    let data = [
+        Data::F32(&x),
+        Data::F32(&scan.a),
+        Data::F32(&scan.d),
+        Data::U32(&pages.slots),
+        Data::Made(pages.states),
+        Data::Out,
+    ];
+    let out = gpu.call(&CHANNEL_SCAN, DType::F32, 0, &args, &data, &pages.all)?;
+    // As of `ssm_scan`.
+    let of_state = (8.0 * EPS + 2.0 * FAST) * 2.5 * 2.5;
+    pages.check_states(gpu, sequences, of_state)?;
+    let tolerance = scan.n_state as f32 * (of_state + scan.n_state as f32 * 2.5 * EPS);
+    close("channel_scan", out.f32(0), &expected, |_| tolerance)
+}
+
 pub(super) fn gated_groups(gpu: &mut Checker<'_>) -> Result<(), String> {
     let mut lcg = Lcg(35);
     for (n, n_group, n_rows, has_norm) in [(300, 2, 3, true), (64, 1, 2, false)] {

@@ -170,6 +170,8 @@ pub enum UnaryFunction {
     GeluErf,
     /// `x²·a + x·c` for positive values, `(e^min(x, d) − 1 − x)·b + x·c` for others.
     Xielu,
+    /// `ln(1 + eˣ)`.
+    Softplus,
 }
 
 /// Functions of [`GATED`].

@@ -14,6 +14,7 @@ pub static ROUTE: Kernel<RouteArgs> = Kernel {
     buffers: &[
         reads("router", Element::F32, |a| product(&[a.n_rows, a.n_expert])),
         reads("bias", Element::F32, |a| a.n_expert.into()),
+        reads("scales", Element::F32, |a| a.n_expert.into()),
         changes("chosen", Element::U32, |a| product(&[a.n_rows, a.n_used])),
         writes("weights", Element::F32, |a| product(&[a.n_rows, a.n_used])),
     ],

@@ -247,6 +247,9 @@ args! {
         beta: u32, rate: u32, by_channel: u32, tiled: u32, columns: u32, state: u32, feeds: u32, n_slots: u32,
         n_states: u32
     }
+    ChannelScanArgs {
+        n_rows: u32, n_channel: u32, n_state: u32, n_block: u32, state: u32, feeds: u32, n_slots: u32, n_states: u32
+    }
     TimeStepsArgs { n_rows: u32, n_in: u32, n_feed: u32, n_head: u32 }
     GatedGroupsArgs { n: u32, n_rows: u32, n_group: u32, n_in: u32, n_norm: u32, eps: f32 }
     GatedNormArgs { n: u32, n_rows: u32, eps: f32, sigmoid: u32 }
@@ -460,6 +463,7 @@ pub fn declarations() -> Vec<Declaration> {
         DELTA_FEED.declaration(),
         DELTA_RULE.declaration(),
         SSM_SCAN.declaration(),
+        CHANNEL_SCAN.declaration(),
         TIME_STEPS.declaration(),
         GATED_GROUPS.declaration(),
         GATED_NORM_HEADS.declaration(),

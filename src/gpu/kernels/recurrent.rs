@@ -5,8 +5,9 @@
 //! the recurrence in pages of states and of inputs.
 
 use crate::gpu::kernels::{
-    CausalConvArgs, DeltaFeedArgs, Element, GatedGroupsArgs, GatedNormArgs, KeepFeedsArgs, Kernel,
-    NO_MEMORY, NO_VARIANTS, ScanArgs, TimeStepsArgs, changes, product, reads, writes,
+    CausalConvArgs, ChannelScanArgs, DeltaFeedArgs, Element, GatedGroupsArgs, GatedNormArgs,
+    KeepFeedsArgs, Kernel, NO_MEMORY, NO_VARIANTS, ScanArgs, TimeStepsArgs, changes, product,
+    reads, writes,
 };
 
 /// Rows of a sequence per threadgroup of [`CAUSAL_CONV`]; the first ones alone see earlier tokens.
@@ -132,6 +133,32 @@ pub static SSM_SCAN: Kernel<ScanArgs> = Kernel {
         }),
     ],
     ..DELTA_RULE
+};
+
+/// Most values of a channel's state of [`CHANNEL_SCAN`].
+pub const CHANNEL_STATES: u32 = 64;
+
+/// State space of Mamba 1, a thread per channel. Rows of `x` are channels, their time steps, and
+/// `n_state` values each that go into the state and out of it. States, and `a`, lie transposed for each
+/// `n_block` channels; a channel, times its `d`, bypasses its state.
+pub static CHANNEL_SCAN: Kernel<ChannelScanArgs> = Kernel {
+    name: "channel_scan",
+    source: "recurrent.metal",
+    per_format: false,
+    variants: NO_VARIANTS,
+    buffers: &[
+        reads("x", Element::F32, |a| {
+            product(&[a.n_rows, 2, a.n_channel + a.n_state])
+        }),
+        reads("a", Element::F32, |a| product(&[a.n_channel, a.n_state])),
+        reads("d", Element::F32, |a| a.n_channel.into()),
+        reads("slots", Element::Slot, |a| a.n_slots.into()),
+        reads("states", Element::State, |a| a.n_states.into()),
+        writes("out", Element::F32, |a| product(&[a.n_rows, a.n_channel])),
+    ],
+    threads: 64,
+    threadgroup_bytes: NO_MEMORY,
+    grid: |a, _| [a.n_channel.div_ceil(64), a.n_slots, 1],
 };
 
 /// Time steps `ln(1 + e^(dt + bias))` of heads, the last of rows of `n_in` values, which become the

@@ -308,7 +308,7 @@ impl<'m> Planner<'m, '_> {
                 [k, Left(Intermediate::V)]
             }
         };
-        let place = self.batch.places[self.n_before[0]];
+        let place = self.batch.places[self.h.kv_layers[i]];
         self.transform(place.transformed[0], k, spec.n_head_kv, spec.head_dim)?;
         self.transform(place.transformed[1], v, spec.n_head_kv, spec.head_dim_v)?;
         let [key_bits, value_bits] = place.types.map(bits);
@@ -354,6 +354,7 @@ impl<'m> Planner<'m, '_> {
         };
         let n_q = self.rows.n as usize * spec.n_q();
         self.clip(spec, Intermediate::Q, n_q)?;
+        let source = self.source(i, &self.h.layers[i]);
         let q = self.heads(
             spec,
             (Intermediate::Q, Intermediate::QNormed),
@@ -364,7 +365,7 @@ impl<'m> Planner<'m, '_> {
             ),
         )?;
         self.scale_queries(i, spec, w, q)?;
-        let place = self.batch.places[self.n_before[0]];
+        let place = self.batch.places[self.h.kv_layers[i]];
         self.transform(place.transformed[0], q, spec.n_head, spec.head_dim)?;
         let mut args = self.attention_args(spec, place)?;
         let rows = self.rows.clone();
@@ -395,7 +396,7 @@ impl<'m> Planner<'m, '_> {
                 (&ATTENTION_DECODE, DType::F32, variant),
                 &args,
                 &buffers,
-                Some((i, false)),
+                Some((source, false)),
             );
             let buffers = [partial, here, (sinks, 0), (out, bytes(run.first, n_out))];
             self.push((&ATTENTION_MERGE, DType::F32, 0), &args, &buffers, None);
@@ -407,7 +408,7 @@ impl<'m> Planner<'m, '_> {
                 (&ATTENTION_PROMPT, DType::F32, variant),
                 &args,
                 &buffers,
-                Some((i, false)),
+                Some((source, false)),
             );
         }
         self.transform(place.transformed[1], out, spec.n_head, spec.head_dim_v)?;

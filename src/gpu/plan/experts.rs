@@ -9,64 +9,11 @@ use crate::gpu::plan::heads::HeadPart;
 use crate::gpu::plan::{Intermediate, NO_BIAS, Name, ONES, Planner, refused, size};
 use crate::layers::activation::spec::Activation;
 use crate::layers::dense_ffn::weights::Ffn;
-use crate::layers::layer::spec::LayerSpec;
-use crate::layers::layer::weights::{Beside, FeedForward, Layer};
+use crate::layers::layer::weights::{Beside, Both};
 use crate::layers::moe::spec::{Gating, MoeSpec};
 use crate::layers::moe::weights::Moe;
-use crate::layers::norm::spec::Norms;
 
 impl<'m> Planner<'m, '_> {
-    /// The second half of a layer, whose mixer read `normed`.
-    pub(super) fn feed_forward_branch(
-        &mut self,
-        i: usize,
-        spec: &LayerSpec,
-        w: &'m Layer,
-        normed: Name<'m>,
-    ) -> Result<(), GpuError> {
-        if let FeedForward::Moe(moe) = &w.ffn
-            && moe.spec.routes_early
-        {
-            self.linear(&moe.router, self.x(), Left(Intermediate::Router))?;
-        }
-        self.leave(Intermediate::AttnOut, w.post_attn_norm.as_ref(), spec)?;
-        let input = match (spec.norms, &w.ffn_norm) {
-            (Norms::Shared, _) => {
-                self.enter(None)?;
-                normed
-            }
-            (Norms::Parallel, Some(norm)) => {
-                // The stream as the mixer read it.
-                let input = Left(Intermediate::Normed(self.rows.set));
-                self.norm(norm, self.h.norm_eps, self.x(), input)?;
-                self.enter(None)?;
-                input
-            }
-            (_, norm) => self.enter(norm.as_ref())?,
-        };
-        match &w.ffn {
-            FeedForward::Dense(ffn) => self.feed_forward(ffn, input, Intermediate::FfnOut)?,
-            FeedForward::Moe(moe) => self.experts(moe, input)?,
-            FeedForward::Beside(beside) => {
-                let moe_input = match beside.moe_norm {
-                    Some(_) => Left(Intermediate::BesideIn(self.rows.set)),
-                    None => input,
-                };
-                self.beside(beside, input, moe_input)?;
-            }
-            FeedForward::Both(_) | FeedForward::None => {
-                return Err(refused(format!("layer {i} without a feed-forward layer")));
-            }
-        }
-        self.leave(Intermediate::FfnOut, w.post_ffn_norm.as_ref(), spec)?;
-        if let Some(scale) = w.output_scale {
-            let x = self.enter(None)?;
-            let n = self.rows.n as usize * self.h.n_embd;
-            self.unary(UnaryFunction::Scale, [scale, 0.0, 0.0, 0.0], x, n)?;
-        }
-        Ok(())
-    }
-
     /// Activation of `n` values in [`Intermediate::Gate`] and [`Intermediate::Up`]; returns the
     /// buffer with the result.
     pub(super) fn activate(
@@ -169,13 +116,13 @@ impl<'m> Planner<'m, '_> {
         let Moe {
             spec,
             router,
-            latent_norm: _,
-            by_token: _,
-            router_norm: _,
-            latent: _,
+            latent,
+            latent_norm,
+            by_token: _, // this and what is not named is in `supports`
+            router_norm,
             adjugate: _,
             output_scales: _,
-            bias,
+            bias: _,
             stacked,
             shared,
             shared_gate,
@@ -188,8 +135,26 @@ impl<'m> Planner<'m, '_> {
             sparsity: _,
             sub_norm: _,
         } = stacked;
-        self.route(spec, router, bias.as_deref(), x)?;
-        let (n_rows, n) = (self.rows.n, self.n_embd()?);
+        match router_norm {
+            Some(norm) => {
+                let input = Left(Intermediate::RouterIn);
+                self.norm(norm, self.h.norm_eps, self.x(), input)?;
+                self.linear(router, input, Left(Intermediate::Router))?;
+            }
+            None if spec.routes_early => {}
+            None => self.linear(router, x, Left(Intermediate::Router))?,
+        }
+        self.route(moe)?;
+        let (mut read, mut sum, mut n) = (x, Intermediate::FfnOut, self.h.n_embd);
+        if let Some((down, _)) = latent {
+            (read, sum, n) = (
+                Left(Intermediate::LatentIn),
+                Intermediate::LatentOut,
+                down.w.n_out,
+            );
+            self.linear(down, x, read)?;
+        }
+        let n_rows = self.rows.n;
         let (expert_count, used) = (size(spec.n_expert)?, size(spec.n_used)?);
         let (of_gate, of_up, of_out) = (
             Left(Intermediate::Gate),
@@ -206,8 +171,8 @@ impl<'m> Planner<'m, '_> {
         });
         self.list_rows(&runs);
         let input = match spec.weighs_inputs {
-            true => (self.weigh_inputs(spec, x)?, 1),
-            false => (x, used),
+            true => (self.weigh_inputs(spec.n_used, read, n)?, 1),
+            false => (read, used),
         };
         if let Some(gate) = gate {
             self.expert_product(&runs, gate, input, of_gate)?;
@@ -225,42 +190,64 @@ impl<'m> Planner<'m, '_> {
         let n_inner = n_rows as usize * spec.n_used * spec.n_ff;
         let inner = self.activate(spec.activation, n_inner)?;
         self.expert_product(&runs, down, (inner, 1), of_out)?;
-        let (weights, out) = (
-            Left(Intermediate::ExpertWeights),
-            Left(Intermediate::FfnOut),
-        );
-        self.plain(
-            &COMBINE_EXPERTS,
-            &CombineExpertsArgs {
-                n,
-                n_rows,
-                n_used: used,
-            },
-            &[of_out, weights, out],
-        );
+        let args = CombineExpertsArgs {
+            n: size(n)?,
+            n_rows,
+            n_used: used,
+        };
+        let weights = Left(Intermediate::ExpertWeights);
+        self.plain(&COMBINE_EXPERTS, &args, &[of_out, weights, Left(sum)]);
+        let out = Left(Intermediate::FfnOut);
+        if let Some((_, up)) = latent {
+            let mut of_all = Left(sum);
+            if let Some(norm) = latent_norm {
+                let normed = Left(Intermediate::LatentNormed);
+                self.row_norm(norm, self.h.norm_eps, of_all, normed)?;
+                of_all = normed;
+            }
+            self.linear(up, of_all, out)?;
+        }
         match shared {
             Some(shared) => self.shared_expert(shared, shared_gate.as_ref(), x, out),
             None => Ok(()),
         }
     }
 
-    /// The input of each of a row's experts, multiplied by that expert's weight, which is 1 from then
-    /// on.
-    fn weigh_inputs(&mut self, spec: &MoeSpec, x: Name<'m>) -> Result<Name<'m>, GpuError> {
-        let (n_used, n_embd) = (spec.n_used, self.h.n_embd);
+    /// A dense layer on `x` beside a mixture on the residual stream, each with its norms; returns the
+    /// sum of their outputs.
+    pub(super) fn both(&mut self, w: &'m Both, x: Name<'m>) -> Result<Intermediate, GpuError> {
+        use Intermediate::{BesideIn, DenseNormed, DenseOut, FfnOut, MoeNormed};
+        let eps = self.h.norm_eps;
+        self.feed_forward(&w.dense, x, DenseOut)?;
+        self.norm(&w.post_dense_norm, eps, Left(DenseOut), Left(DenseNormed))?;
+        let input = Left(BesideIn(self.rows.set));
+        self.norm(&w.moe_norm, eps, self.x(), input)?;
+        self.experts(&w.moe, input)?;
+        self.norm(&w.post_moe_norm, eps, Left(FfnOut), Left(MoeNormed))?;
+        let args = AddScaledArgs {
+            n: size(self.rows.n as usize * self.h.n_embd)?,
+            scale: 1.0,
+        };
+        self.plain(&ADD_SCALED, &args, &[Left(MoeNormed), Left(DenseNormed)]);
+        Ok(MoeNormed)
+    }
+
+    /// The input, of `n` values, of each of a row's experts, multiplied by that expert's weight, which
+    /// is 1 from then on.
+    fn weigh_inputs(&mut self, n_used: usize, x: Name<'m>, n: usize) -> Result<Name<'m>, GpuError> {
         let (inputs, weights) = (
             Left(Intermediate::ExpertIn),
             Left(Intermediate::ExpertWeights),
         );
         let of_row = HeadPart {
             head: 0,
-            ..HeadPart::of(x, (1, n_embd), 0)
+            ..HeadPart::of(x, (1, n), 0)
         };
-        let of_experts = HeadPart::of(inputs, (n_used, n_embd), 0);
-        self.copy_heads((n_used, n_embd), of_row, of_experts)?;
+        let of_experts = HeadPart::of(inputs, (n_used, n), 0);
+        self.copy_heads((n_used, n), of_row, of_experts)?;
         let n_head = size(n_used)?;
         let args = GateHeadsArgs {
-            n: size(n_embd)?,
+            n: size(n)?,
             n_head,
             n_rows: self.rows.n,
             gate_value: 0,
@@ -296,14 +283,8 @@ impl<'m> Planner<'m, '_> {
         }
     }
 
-    /// Chooses the experts of each row, and computes their weights.
-    fn route(
-        &mut self,
-        spec: &MoeSpec,
-        router: &'m Linear,
-        bias: Option<&'m [f32]>,
-        x: Name<'m>,
-    ) -> Result<(), GpuError> {
+    /// Chooses the experts of each row by the router's outputs, and computes their weights.
+    fn route(&mut self, moe: &'m Moe) -> Result<(), GpuError> {
         let &MoeSpec {
             n_expert,
             n_used,
@@ -312,7 +293,7 @@ impl<'m> Planner<'m, '_> {
             normalise,
             scale,
             ..
-        } = spec;
+        } = &moe.spec;
         // All groups are as good as none; logits are ranked otherwise by their exponentials.
         let [n_group, n_group_used] = match groups {
             Some(groups) if groups.n_used < groups.n_group => [groups.n_group, groups.n_used],
@@ -326,9 +307,6 @@ impl<'m> Planner<'m, '_> {
                 "a mixture of {n_expert} experts in {n_group} groups"
             )));
         }
-        if !spec.routes_early {
-            self.linear(router, x, Left(Intermediate::Router))?;
-        }
         let args = RouteArgs {
             n_rows: self.rows.n,
             n_expert: size(n_expert)?,
@@ -339,20 +317,20 @@ impl<'m> Planner<'m, '_> {
                 Gating::Softmax => 0,
                 Gating::SoftmaxAfterTopK => 1,
                 Gating::Sigmoid => 2,
-                Gating::SqrtSoftplus => {
-                    return Err(refused("a router of roots of softplus".to_string()));
-                }
+                Gating::SqrtSoftplus => 3,
                 Gating::SparseMixer => return Err(refused("the SparseMixer router".to_string())),
             },
             normalise: normalise.into(),
             scale,
         };
+        let scales = moe.output_scales.as_deref();
         self.plain(
             &ROUTE,
             &args,
             &[
                 Left(Intermediate::Router),
-                Name::Constant(bias.unwrap_or(&NO_BIAS)),
+                Name::Constant(moe.bias.as_deref().unwrap_or(&NO_BIAS)),
+                Name::Constant(scales.unwrap_or(&ONES[..MAX_EXPERTS as usize])),
                 Left(Intermediate::Chosen),
                 Left(Intermediate::ExpertWeights),
             ],

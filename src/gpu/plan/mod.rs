@@ -12,6 +12,8 @@ mod choices;
 mod experts;
 mod heads;
 mod latent;
+mod layer;
+mod per_layer;
 mod recurrent;
 mod shape;
 
@@ -23,11 +25,8 @@ use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::supports::supports;
 use crate::gpu::{Batch, BatchSlot};
-use crate::layers::attention::spec::AttnSpec;
-use crate::layers::attention::weights::Attn;
 use crate::layers::hparams::Hparams;
-use crate::layers::layer::spec::{LayerSpec, Mixer};
-use crate::layers::layer::weights::{FeedForward, Layer};
+use crate::layers::layer::spec::LayerSpec;
 use crate::layers::norm::spec::NormKind;
 use crate::layers::norm::weights::Norm;
 use crate::layers::recurrent::cells;
@@ -88,6 +87,8 @@ pub enum Input {
     Slots,
     /// Those pages.
     States,
+    /// Rows of the table of embeddings for each layer, of all tokens.
+    LayerEmbeddings,
     /// Terms of experts, see [`Plan::terms`].
     AdmissionConfig,
     /// The numbers below this one, for each row of the batch.
@@ -114,12 +115,18 @@ pub enum Intermediate {
     KqvOut,
     KqvNormed,
     AttnOut,
+    /// Output of a recurrence beside attention.
+    RecurrentOut,
     /// Queries, keys and values before a recurrent mixer's convolution, or what else is convolved.
     Channels,
     /// What a delta rule is fed with, and products that become a part of it.
     Feed,
     Beta,
     Rate,
+    /// Convolved channels, and three parts of their products: time steps of low rank, what goes into a
+    /// state and out of it.
+    Convolved,
+    OfConvolved(u8),
     /// What a recurrent mixer's output matrix is multiplied by.
     Mixed(Set),
     /// Queries with gates, as they come from one matrix.
@@ -149,9 +156,16 @@ pub enum Intermediate {
     Up,
     InnerNormed,
     FfnOut,
-    /// Of a dense layer beside a mixture, and the mixture's input.
+    /// Of a dense layer beside a mixture, before and after its norm, and the mixture's input and
+    /// output, after its norm.
     DenseOut,
+    DenseNormed,
     BesideIn(Set),
+    MoeNormed,
+    /// Vectors of all layers for each token.
+    PerLayer(Set),
+    /// A router's own input, and its output.
+    RouterIn,
     Router,
     Chosen,
     ExpertWeights,
@@ -159,6 +173,10 @@ pub enum Intermediate {
     ExpertCounts,
     ExpertLists,
     ExpertIn,
+    /// Shorter vectors that experts read, and the sum of what they write, before and after its norm.
+    LatentIn,
+    LatentOut,
+    LatentNormed,
     /// Gates, then ups of experts.
     GateUp,
     ExpertOut,
@@ -348,8 +366,8 @@ struct Planner<'m, 'b> {
     heads_listed: Option<(Set, u32)>,
     /// A branch that is not yet added to the residual stream, and its factor.
     pending: Option<(Name<'m>, f32)>,
-    /// Layers with keys and values, and recurrences, of the layers before the one that is planned.
-    n_before: [usize; 2],
+    /// Recurrences of the layers before the one that is planned.
+    cells_before: usize,
 }
 
 use Name::Intermediate as Left;
@@ -379,7 +397,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             rows: RowSet::new(Set::All, batch.slots)?,
             heads_listed: None,
             pending: None,
-            n_before: [0; 2],
+            cells_before: 0,
         })
     }
 
@@ -452,7 +470,7 @@ impl<'m, 'b> Planner<'m, 'b> {
             mtp: _, // this and what is not named is in `supports`
             hyper: _,
             residual_scores: _,
-            per_layer: _,
+            per_layer,
             position_embd,
             token_types: _,
             embd_norm,
@@ -486,13 +504,23 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.norm(norm, self.h.norm_eps, x, self.x())?;
             }
         }
+        if let Some(w) = per_layer {
+            if first_layer > 0 {
+                let what = "embeddings for each layer, unless the GPU computes all layers";
+                return Err(refused(what.to_string()));
+            }
+            self.per_layer_inputs(w)?;
+        }
         for (i, spec) in self.h.layers.iter().enumerate() {
             let last = i + 1 == n_layer;
             if i >= first_layer {
+                if self.source(i, spec) < first_layer {
+                    let what = "keys and values of layers that the CPU computes";
+                    return Err(refused(what.to_string()));
+                }
                 self.layer(i, spec, &layers[i], last.then_some(&outputs))?;
             }
-            self.n_before[0] += spec.attention().iter().count();
-            self.n_before[1] += spec.recurrent().map_or(0, |spec| cells(spec).len());
+            self.cells_before += spec.recurrent().map_or(0, |spec| cells(spec).len());
         }
         if outputs.n == 0 {
             return Ok(self.plan);
@@ -702,114 +730,5 @@ impl<'m, 'b> Planner<'m, 'b> {
             &args,
             &[from, Name::Input(Input::OutputRows), Left(to)],
         );
-    }
-
-    /// Leaves only the rows of the last layer that have outputs, of its residual stream and its
-    /// input; returns the latter.
-    fn only_outputs(&mut self, normed: Name<'m>, outputs: &RowSet) -> Result<Name<'m>, GpuError> {
-        let (n, n_embd, x) = (outputs.n, self.n_embd()?, self.x());
-        self.gather(x, Intermediate::X(Set::Outputs), n, n_embd);
-        let mut left = Intermediate::X(Set::Outputs);
-        if normed != x {
-            left = Intermediate::Normed(Set::Outputs);
-            self.gather(normed, left, n, n_embd);
-        }
-        self.rows = outputs.clone();
-        self.plan.outputs = Set::Outputs;
-        Ok(Left(left))
-    }
-
-    /// Attention on `normed`, with its output matrix, of the rows that are left; returns their input,
-    /// or `None` if there are none.
-    fn attention_mixer(
-        &mut self,
-        i: usize,
-        spec: &AttnSpec,
-        weights: &'m Attn,
-        mut normed: Name<'m>,
-        outputs: Option<&RowSet>,
-    ) -> Result<Option<Name<'m>>, GpuError> {
-        let Attn {
-            wq: _,
-            wk: _,
-            wv: _,
-            q_norm: _,
-            k_norm: _,
-            key_factors: _,
-            wo: _,
-            sinks: _,
-            gate: _,
-            q_gains: _,
-            sub_norm: _,
-            latent: _,
-            index: _,
-            qk_norm_biases: _,
-            relative: _,
-        } = weights;
-        // Beside keys and values, whose products have the same input.
-        if outputs.is_none() {
-            self.queries(spec, weights, normed)?;
-        }
-        self.keys_values(i, spec, weights, normed)?;
-        if let Some(outputs) = outputs {
-            if outputs.n == 0 {
-                return Ok(None);
-            }
-            normed = self.only_outputs(normed, outputs)?;
-            self.queries(spec, weights, normed)?;
-        }
-        self.attention(i, spec, weights)?;
-        Ok(Some(normed))
-    }
-
-    /// Plans a layer. `outputs` are given for the last one, which computes only keys and values of
-    /// other rows.
-    fn layer(
-        &mut self,
-        i: usize,
-        spec: &'m LayerSpec,
-        w: &'m Layer,
-        outputs: Option<&RowSet>,
-    ) -> Result<(), GpuError> {
-        let Layer {
-            attn_norm,
-            attn: weights,
-            compressed: _, // this and what is not named is in `supports`
-            recurrent,
-            post_attn_norm: _,
-            ffn_norm: _,
-            ffn,
-            post_ffn_norm: _,
-            per_layer: _,
-            alt_up: _,
-            output_scale: _,
-            embd_skip: _,
-            hyper: _,
-            ngrams: _,
-            residual_scores: _,
-            switch: _,
-            cross: _,
-            input_norm: _,
-        } = w;
-        let normed = self.enter(attn_norm.as_ref())?;
-        let outputs = outputs.filter(|outputs| outputs.n < self.rows.n);
-        let left = match (&spec.mixer, weights, recurrent) {
-            (Mixer::Attention(attn), Some(weights), _) => {
-                self.attention_mixer(i, attn, weights, normed, outputs)?
-            }
-            (Mixer::Recurrent(spec), _, Some(weights)) => {
-                self.recurrent_mixer(i, (spec, weights), normed, outputs)?
-            }
-            _ => return Err(refused(format!("the mixer of layer {i}"))),
-        };
-        let Some(normed) = left else { return Ok(()) };
-        if let FeedForward::Beside(beside) = ffn
-            && let Some(norm) = &beside.moe_norm
-        {
-            // The stream as the mixer read it.
-            let input = Left(Intermediate::BesideIn(self.rows.set));
-            self.norm(norm, self.h.norm_eps, self.x(), input)?;
-        }
-        self.feed_forward_branch(i, spec, w, normed)
     }
 }

@@ -4,7 +4,8 @@ use crate::compute::weight::Linear;
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::plan::Name::Intermediate as Left;
-use crate::gpu::plan::{Input, Intermediate, Name, Planner, RowSet, Set, refused, size};
+use crate::gpu::plan::heads::HeadPart;
+use crate::gpu::plan::{Input, Intermediate, Name, Planner, Set, refused, size};
 use crate::kv::CellPlace;
 use crate::layers::conv::parts_of;
 use crate::layers::conv::spec::ConvSpec;
@@ -12,6 +13,10 @@ use crate::layers::conv::weights::Conv;
 use crate::layers::gated_delta::spec::DeltaSpec;
 use crate::layers::gated_delta::weights::{Delta, DeltaInput};
 use crate::layers::gated_delta::{EPS, columns, n_feed};
+use crate::layers::headed_mamba::spec::HeadedMambaSpec;
+use crate::layers::headed_mamba::weights::HeadedMamba;
+use crate::layers::mamba::spec::MambaSpec;
+use crate::layers::mamba::weights::Mamba;
 use crate::layers::mamba2::spec::Mamba2Spec;
 use crate::layers::mamba2::weights::Mamba2;
 use crate::layers::recurrent::spec::RecurrentSpec;
@@ -44,47 +49,34 @@ fn key_dim(n: usize) -> Result<u32, GpuError> {
         .ok_or_else(|| refused(format!("states with keys of {n} values")))
 }
 
-const MIXED: Intermediate = Intermediate::Mixed(Set::All);
+/// What recurrent mixers leave.
+pub(super) const MIXED: Intermediate = Intermediate::Mixed(Set::All);
 
 impl<'m> Planner<'m, '_> {
-    /// Recurrent mixer on `normed`: all rows change the state. With its output matrix, of the rows that
-    /// are left; returns their input, or `None` if there are none.
-    pub(super) fn recurrent_mixer(
+    /// Recurrent mixer on `normed`, without its output matrix: all rows change the state.
+    pub(super) fn recurrence(
         &mut self,
         i: usize,
         (spec, w): (&RecurrentSpec, &'m Recurrent),
-        mut normed: Name<'m>,
-        outputs: Option<&RowSet>,
-    ) -> Result<Option<Name<'m>>, GpuError> {
+        normed: Name<'m>,
+    ) -> Result<(), GpuError> {
         match (spec, w) {
             (RecurrentSpec::ShortConv(spec), Recurrent::ShortConv(w)) => {
-                self.short_conv(i, *spec, w, normed)?
+                self.short_conv(i, *spec, w, normed)
             }
-            (RecurrentSpec::Delta(spec), Recurrent::Delta(w)) => self.delta(i, spec, w, normed)?,
-            (RecurrentSpec::Mamba2(spec), Recurrent::Mamba2(w)) => {
-                self.mamba2(i, spec, w, normed)?
+            (RecurrentSpec::Delta(spec), Recurrent::Delta(w)) => self.delta(i, spec, w, normed),
+            (RecurrentSpec::Mamba2(spec), Recurrent::Mamba2(w)) => self.mamba2(i, spec, w, normed),
+            (RecurrentSpec::Mamba(spec), Recurrent::Mamba(w)) => self.mamba(i, spec, w, normed),
+            (RecurrentSpec::HeadedMamba(spec), Recurrent::HeadedMamba(w)) => {
+                self.headed_mamba(i, spec, w, normed)
             }
-            _ => return Err(refused(format!("{} (layer {i})", spec.name()))),
+            _ => Err(refused(format!("{} (layer {i})", spec.name()))),
         }
-        let Some(output) = w.output() else {
-            return Err(refused(format!("the output of layer {i}")));
-        };
-        let mut mixed = MIXED;
-        if let Some(outputs) = outputs {
-            if outputs.n == 0 {
-                return Ok(None);
-            }
-            mixed = Intermediate::Mixed(Set::Outputs);
-            self.gather(Left(MIXED), mixed, outputs.n, size(output.w.n_in)?);
-            normed = self.only_outputs(normed, outputs)?;
-        }
-        self.linear(output, Left(mixed), Left(Intermediate::AttnOut))?;
-        Ok(Some(normed))
     }
 
     /// Place of a recurrence of the layer that is planned.
     fn cell(&self, number: usize) -> CellPlace {
-        self.batch.cells[self.n_before[1] + number]
+        self.batch.cells[self.cells_before + number]
     }
 
     /// Slots, and pages of states, of a pass.
@@ -175,7 +167,7 @@ impl<'m> Planner<'m, '_> {
             output: _, // of all mixers alike
         } = w;
         let (n_channel, width, n_head) = (spec.conv().n_channel, n_feed(spec), size(spec.n_head)?);
-        let [beta, rate] = self.delta_input(input, normed)?;
+        let [beta, rate] = self.delta_input(spec, input, normed)?;
         let x = Rows::of(Intermediate::Channels, n_channel, 0);
         let feed = Rows::of(Intermediate::Feed, width, 0);
         self.causal_conv(i, (spec.conv(), conv, false), x, feed)?;
@@ -210,6 +202,7 @@ impl<'m> Planner<'m, '_> {
     /// the last two.
     fn delta_input(
         &mut self,
+        spec: &DeltaSpec,
         input: &'m DeltaInput,
         normed: Name<'m>,
     ) -> Result<[Name<'m>; 2], GpuError> {
@@ -238,8 +231,33 @@ impl<'m> Planner<'m, '_> {
                 products.push((of_rate, rate));
                 [beta, rate]
             }
-            DeltaInput::Low { .. } => {
-                return Err(refused("delta rules of three matrices".to_string()));
+            DeltaInput::Low {
+                qkv,
+                beta: of_beta,
+                rate: of_rate,
+                gate,
+            } => {
+                let (part, low) = (Left(Intermediate::HeadsOut), Left(Intermediate::QLow));
+                let (n_channel, mut first) = (spec.conv().n_channel, 0);
+                for w in &**qkv {
+                    let n = w.w.n_out;
+                    self.linear(w, normed, part)?;
+                    let channels = Left(Intermediate::Channels);
+                    let to = HeadPart::of(channels, (1, n_channel), first);
+                    self.copy_heads((1, n), HeadPart::of(part, (1, n), 0), to)?;
+                    first += n;
+                }
+                products.push((of_beta, beta));
+                for (w, to) in [(of_rate, rate), (gate, Left(Intermediate::Gate))] {
+                    match &**w {
+                        [down, up] => {
+                            self.linear(down, normed, low)?;
+                            self.linear(up, low, to)?;
+                        }
+                        whole => products.push((&whole[0], to)),
+                    }
+                }
+                [beta, rate]
             }
         };
         for (w, to) in products {
@@ -278,19 +296,20 @@ impl<'m> Planner<'m, '_> {
         let buffers = [feed.name, slots, states, Left(MIXED)].map(|name| (name, 0));
         let kernel = (&DELTA_RULE, DType::F32, key_dim(spec.head_dim_k)?);
         self.push(kernel, &args, &buffers, Some((i, true)));
-        self.keep_feeds(i, &args, feed.name);
-        Ok(())
+        self.keep_feeds(i, feed)
     }
 
     /// Copy of a scan's inputs.
-    fn keep_feeds(&mut self, i: usize, scan: &ScanArgs, feed: Name<'m>) {
+    fn keep_feeds(&mut self, i: usize, feed: Rows<'m>) -> Result<(), GpuError> {
+        let [n_slots, n_states] = self.n_slots()?;
         let args = KeepFeedsArgs {
-            n_rows: scan.n_rows,
-            n_feed: scan.n_feed,
-            feeds: scan.feeds,
-            n_slots: scan.n_slots,
-            n_states: scan.n_states,
+            n_rows: self.rows.n,
+            n_feed: size(feed.width)?,
+            feeds: size(self.cell(1).feeds)?,
+            n_slots,
+            n_states,
         };
+        let feed = feed.name;
         let (slots, states) = (Name::Input(Input::Slots), Name::Input(Input::States));
         let buffers = [feed, slots, states].map(|name| (name, 0));
         self.push(
@@ -299,6 +318,7 @@ impl<'m> Planner<'m, '_> {
             &buffers,
             Some((i, true)),
         );
+        Ok(())
     }
 
     /// Mamba 2.
@@ -364,15 +384,7 @@ impl<'m> Planner<'m, '_> {
             n_slots,
             n_states,
         };
-        let buffers = [
-            feed.name,
-            Name::Constant(a),
-            Name::Constant(d),
-            Name::Input(Input::Slots),
-            Name::Input(Input::States),
-            Left(MIXED),
-        ]
-        .map(|name| (name, 0));
+        let buffers = scan_buffers(feed, [a, d]);
         let kernel = (&SSM_SCAN, DType::F32, key_dim(n_state)?);
         self.push(kernel, &args, &buffers, Some((i, true)));
         let groups = GatedGroupsArgs {
@@ -385,7 +397,220 @@ impl<'m> Planner<'m, '_> {
         };
         let weights = Name::Constant(norm.as_ref().unwrap_or(d));
         self.plain(&GATED_GROUPS, &groups, &[Left(MIXED), x.name, weights]);
-        self.keep_feeds(i, &args, feed.name);
-        Ok(())
+        self.keep_feeds(i, feed)
     }
+
+    /// Convolved channels of a mixer whose input is `x`, and their products with one matrix, whose parts
+    /// have RMS norms of these weights, if there are some; leaves the channels in front of rows of
+    /// `n_feed` values.
+    fn convolved(
+        &mut self,
+        i: usize,
+        (spec, conv, x): (ConvSpec, &'m Conv, Rows<'m>),
+        (of_channels, norms, eps): (&'m Linear, &'m [Vec<f32>], f32),
+        (parts, n_feed): ([usize; 3], usize),
+    ) -> Result<[Name<'m>; 3], GpuError> {
+        use Intermediate::{Convolved, KvLow, OfConvolved};
+        let n = spec.n_channel;
+        self.causal_conv(i, (spec, conv, false), x, Rows::of(Convolved, n, 0))?;
+        self.linear(of_channels, Left(Convolved), Left(KvLow))?;
+        let (names, mut first) = ([0, 1, 2].map(|k| Left(OfConvolved(k))), 0);
+        for (k, (&to, part)) in names.iter().zip(parts).enumerate() {
+            let low = HeadPart::of(Left(KvLow), (1, parts.iter().sum()), first);
+            self.copy_heads((1, part), low, HeadPart::of(to, (1, part), 0))?;
+            if let Some(norm) = norms.get(k) {
+                let args = NormArgs {
+                    n: size(part)?,
+                    n_rows: self.rows.n,
+                    eps,
+                };
+                self.plain(&RMS_NORM_HEADS, &args, &[to, Name::Constant(norm)]);
+            }
+            first += part;
+        }
+        self.feed(Left(Convolved), n, (n_feed, 0))?;
+        Ok(names)
+    }
+
+    /// Copies rows of `n` values to rows of `n_feed`, from value `first` on.
+    fn feed(
+        &mut self,
+        x: Name<'m>,
+        n: usize,
+        (n_feed, first): (usize, usize),
+    ) -> Result<(), GpuError> {
+        let to = HeadPart::of(Left(Intermediate::Feed), (1, n_feed), first);
+        self.copy_heads((1, n), HeadPart::of(x, (1, n), 0), to)
+    }
+
+    /// Time steps `ln(1 + e^(w·x))`, and their number for each row.
+    fn time_steps(&mut self, w: &'m Linear, x: Name<'m>) -> Result<(Name<'m>, usize), GpuError> {
+        let (steps, n) = (Left(Intermediate::Rate), w.w.n_out);
+        self.linear(w, x, steps)?;
+        let all = self.rows.n as usize * n;
+        self.unary(UnaryFunction::Softplus, [0.0; 4], steps, all)?;
+        Ok((steps, n))
+    }
+
+    /// Mamba 1.
+    fn mamba(
+        &mut self,
+        i: usize,
+        spec: &MambaSpec,
+        w: &'m Mamba,
+        normed: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let Mamba {
+            input,
+            conv,
+            x,
+            norms,
+            dt,
+            a,
+            d,
+            output: _, // of all mixers alike
+        } = w;
+        let &MambaSpec {
+            n_inner,
+            n_state,
+            dt_rank,
+            ..
+        } = spec;
+        if n_state > CHANNEL_STATES as usize {
+            return Err(refused(format!("channels with {n_state} states")));
+        }
+        let n_feed = 2 * (n_inner + n_state);
+        self.linear(input, normed, Left(Intermediate::Channels))?;
+        let channels = Rows::of(Intermediate::Channels, 2 * n_inner, 0);
+        let [low, into, out_of] = self.convolved(
+            i,
+            (spec.conv(), conv, channels),
+            (x, norms, spec.norm_eps(self.h.norm_eps)),
+            ([dt_rank, n_state, n_state], n_feed),
+        )?;
+        let (steps, n) = self.time_steps(dt, low)?;
+        self.feed(steps, n, (n_feed, n_inner))?;
+        self.feed(into, n_state, (n_feed, 2 * n_inner))?;
+        self.feed(out_of, n_state, (n_feed, 2 * n_inner + n_state))?;
+        let (place, feed) = (self.cell(1), Rows::of(Intermediate::Feed, n_feed, 0));
+        let [n_slots, n_states] = self.n_slots()?;
+        let args = ChannelScanArgs {
+            n_rows: self.rows.n,
+            n_channel: size(n_inner)?,
+            n_state: size(n_state)?,
+            n_block: size(spec.n_block())?,
+            state: size(place.state)?,
+            feeds: size(place.feeds)?,
+            n_slots,
+            n_states,
+        };
+        let buffers = scan_buffers(feed, [a, d]);
+        let kernel = (&CHANNEL_SCAN, DType::F32, 0);
+        self.push(kernel, &args, &buffers, Some((i, true)));
+        let gates = GatedGroupsArgs {
+            n: size(n_inner)?,
+            n_rows: self.rows.n,
+            n_group: 1,
+            n_in: size(2 * n_inner)?,
+            n_norm: 0,
+            eps: 0.0,
+        };
+        // Gates are the second half of each row.
+        let gate = (channels.name, 4 * n_inner as u64);
+        let buffers = [(Left(MIXED), 0), gate, (Name::Constant(d), 0)];
+        self.push((&GATED_GROUPS, DType::F32, 0), &gates, &buffers, None);
+        self.keep_feeds(i, feed)
+    }
+
+    /// Mamba of PLaMo 2.
+    fn headed_mamba(
+        &mut self,
+        i: usize,
+        spec: &HeadedMambaSpec,
+        w: &'m HeadedMamba,
+        normed: Name<'m>,
+    ) -> Result<(), GpuError> {
+        let HeadedMamba {
+            input,
+            conv,
+            x,
+            norms,
+            dt,
+            a,
+            d,
+            output: _, // of all mixers alike
+        } = w;
+        let &HeadedMambaSpec {
+            n_inner,
+            n_head,
+            n_state,
+            dt_rank,
+            ..
+        } = spec;
+        let (width, n_feed) = (n_inner / n_head, spec.n_feed());
+        let (whole, parts) = (Left(Intermediate::QWhole), (n_head, width));
+        self.linear(input, normed, whole)?;
+        // Gates and channels of each head.
+        for (to, first) in [(Intermediate::Gate, 0), (Intermediate::Channels, width)] {
+            let from = HeadPart::of(whole, (n_head, 2 * width), first);
+            self.copy_heads(parts, from, HeadPart::of(Left(to), parts, 0))?;
+        }
+        let channels = Rows::of(Intermediate::Channels, n_inner, 0);
+        let [into, out_of, low] = self.convolved(
+            i,
+            (spec.conv(), conv, channels),
+            (x, norms, self.h.norm_eps),
+            ([n_state, n_state, dt_rank], n_feed),
+        )?;
+        let (steps, n) = self.time_steps(dt, low)?;
+        self.feed(into, n_state, (n_feed, n_inner))?;
+        self.feed(out_of, n_state, (n_feed, n_inner + n_state))?;
+        self.feed(steps, n, (n_feed, n_inner + 2 * n_state))?;
+        let (place, feed) = (self.cell(1), Rows::of(Intermediate::Feed, n_feed, 0));
+        let [n_slots, n_states] = self.n_slots()?;
+        let args = ScanArgs {
+            n_rows: self.rows.n,
+            n_feed: size(n_feed)?,
+            n_head: size(n_head)?,
+            n_head_k: 1,
+            head_dim_k: size(n_state)?,
+            head_dim_v: size(width)?,
+            v: 0,
+            k: size(n_inner)?,
+            q: size(n_inner + n_state)?,
+            beta: size(n_inner + 2 * n_state)?,
+            rate: 0, // from `beta`
+            by_channel: 0,
+            tiled: 0,
+            columns: size(width)?,
+            state: size(place.state)?,
+            feeds: size(place.feeds)?,
+            n_slots,
+            n_states,
+        };
+        let buffers = scan_buffers(feed, [a, d]);
+        let kernel = (&SSM_SCAN, DType::F32, key_dim(n_state)?);
+        self.push(kernel, &args, &buffers, Some((i, true)));
+        let args = ElementwiseArgs {
+            n: size(self.rows.n as usize * n_inner)?,
+        };
+        let (gate, out) = (Left(Intermediate::Gate), Left(MIXED));
+        self.plain(&SILU_MUL, &args, &[gate, out]);
+        let of_row = |name| HeadPart::of(name, (1, n_inner), 0);
+        self.copy_heads((1, n_inner), of_row(gate), of_row(out))?;
+        self.keep_feeds(i, feed)
+    }
+}
+
+/// Buffers of a scan of a state space, with the rates and factors of its heads or channels.
+fn scan_buffers<'m>(feed: Rows<'m>, [a, d]: [&'m Vec<f32>; 2]) -> [(Name<'m>, u64); 6] {
+    [
+        feed.name,
+        Name::Constant(a),
+        Name::Constant(d),
+        Name::Input(Input::Slots),
+        Name::Input(Input::States),
+        Left(MIXED),
+    ]
+    .map(|name| (name, 0))
 }

@@ -2,8 +2,8 @@
 //! nothing meanwhile.
 
 use crate::gpu::kernels::{
-    AttentionArgs, Dispatch, MatmulExpertsArgs, MatvecArgs, MatvecExpertsArgs, PAGE_POSITIONS,
-    ScanArgs,
+    AttentionArgs, ChannelScanArgs, Dispatch, MatmulExpertsArgs, MatvecArgs, MatvecExpertsArgs,
+    PAGE_POSITIONS, ScanArgs,
 };
 
 /// Seconds of a submission, a half of what it may take.
@@ -62,6 +62,10 @@ pub(super) fn operations(dispatch: &Dispatch) -> f64 {
         "delta_rule" | "ssm_scan" => {
             let a: ScanArgs = bytemuck::pod_read_unaligned(args);
             [a.n_rows, a.n_head * a.head_dim_v, 3 * a.head_dim_k]
+        }
+        "channel_scan" => {
+            let a: ChannelScanArgs = bytemuck::pod_read_unaligned(args);
+            [a.n_rows, a.n_channel, 3 * a.n_state]
         }
         _ => return 0.0,
     };

@@ -399,7 +399,13 @@ impl Instance {
     pub(super) fn writes_pages(&self) -> bool {
         matches!(
             self.name,
-            "append" | "heads" | "causal_conv" | "keep_feeds" | "delta_rule" | "ssm_scan"
+            "append"
+                | "heads"
+                | "causal_conv"
+                | "keep_feeds"
+                | "delta_rule"
+                | "ssm_scan"
+                | "channel_scan"
         )
     }
 

@@ -2,6 +2,10 @@
 
 use crate::layers::conv::spec::ConvSpec;
 
+/// Epsilon of norms without weights, which files lack (Hugging Face
+/// `FalconMambaConfig.mixer_rms_eps`).
+const PLAIN_EPS: f32 = 1e-6;
+
 /// Mamba 1: each channel has a state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -37,6 +41,14 @@ impl MambaSpec {
         ConvSpec {
             n_channel: self.n_inner,
             n_tap: self.n_tap,
+        }
+    }
+
+    /// Epsilon of its norms, where the model's is `of_model`.
+    pub(crate) fn norm_eps(&self, of_model: f32) -> f32 {
+        match self.norms {
+            MambaNorms::Plain => PLAIN_EPS,
+            MambaNorms::None | MambaNorms::Weighted => of_model,
         }
     }
 
