@@ -1,6 +1,7 @@
 //! `ruvllm learn`: what was recorded and learnt while running, seen, undone, forgotten and taken
 //! elsewhere.
 
+use crate::commands::memory::{beside, extent, known};
 use crate::flags::{
     ModelArgs, OverwriteArg, PlacementArgs, earlier_file, no_tokenizer, open_folder,
 };
@@ -8,6 +9,7 @@ use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_
 use clap::Subcommand;
 use ruvllm::Tokenizer;
 use ruvllm::gguf::{Gguf, NewFile};
+use ruvllm_learn::memory::Memory;
 use ruvllm_learn::sona::{Event, EventKind, FolderOptions, Sona, SonaFolder};
 use ruvllm_learn::{Learner, Learning, TopicStatus};
 use serde_json::{Value, json};
@@ -139,7 +141,9 @@ struct WithModel {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
-        Action::Status { folder, json } => status(&folder.existing()?, *json),
+        Action::Status { folder, json } => {
+            status(&folder.existing()?, beside(&folder.folder)?.as_ref(), *json)
+        }
         Action::Log { folder, json } => log(&folder.existing()?, *json),
         Action::Show {
             folder,
@@ -227,13 +231,32 @@ impl FolderArg {
     }
 }
 
-fn status(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
+/// What is known of a memory, as JSON.
+fn memory_json(memory: &Memory) -> Value {
+    let version = memory.versions().last();
+    json!({
+        "entries": memory.entries().len(), "new": memory.n_unconsolidated(), "bytes": memory.bytes(),
+        "version": version.map(|version| version.number),
+        "asked": version.map(|version| version.n_asked), "said": version.map(|version| version.n_said),
+    })
+}
+
+fn status(folder: &SonaFolder, memory: Option<&Memory>, as_json: bool) -> Result<(), Failure> {
     let s = folder.status()?;
+    // What the version in effect gained on text that was kept from it.
+    let judged = folder
+        .history()
+        .iter()
+        .rev()
+        .filter(|event| event.judged.0 > 0);
+    let judged = judged.into_iter().find(|event| event.version == s.version);
+    let judged = judged.filter(|_| s.version > 0);
     if as_json {
         return print_json(&json!({
             "trajectories": s.n_trajectories, "with_tokens": s.n_with_tokens, "rated": s.n_rated, "sessions": s.n_sessions,
             "quality": s.quality, "log_bytes": s.log_bytes, "version_bytes": s.version_bytes, "version": s.version,
-            "versions": s.versions, "events": folder.history().len(),
+            "versions": s.versions, "events": folder.history().len(), "judged": judged.map(judged_json),
+            "memory": memory.map(memory_json),
         }));
     }
     let versions: Vec<String> = s.versions.iter().map(u64::to_string).collect();
@@ -241,9 +264,18 @@ fn status(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
         0 => "the model alone".to_owned(),
         version => format!("version {version}"),
     };
+    let gain = judged.map_or("not judged".to_owned(), |event| {
+        let (n, before, after) = event.judged;
+        format!("{:+.4} nats a token of {n} kept tokens", after - before)
+    });
+    let memory = memory.map_or("none".to_owned(), |memory| match known(memory) {
+        Some(known) => format!("{}; {known}", extent(memory)),
+        None => extent(memory),
+    });
     print(format!(
         "requests   {} of {} sessions, {} with their tokens, {} rated (sum since the last training {:.1})\n\
-         in effect  {in_effect}\nversions   {}\nsize       {} of requests and events, {} of versions\n",
+         in effect  {in_effect}\nloss       {gain}\nversions   {}\nsize       {} of requests and events, {} of versions\n\
+         memory     {memory}\n",
         s.n_trajectories,
         s.n_sessions,
         s.n_with_tokens,
@@ -259,12 +291,16 @@ fn status(folder: &SonaFolder, as_json: bool) -> Result<(), Failure> {
     ))
 }
 
+fn judged_json(event: &Event) -> Value {
+    let (n, before, after) = event.judged;
+    json!({"tokens": n, "nats_before": before, "nats_after": after})
+}
+
 fn event(event: &Event) -> Value {
-    let (n_judged, before, after) = event.judged;
     json!({
         "kind": event.kind.name(), "timestamp_ms": event.timestamp, "version": event.version, "through": event.through,
         "learnt": {"requests": event.n_learnt[0], "tokens": event.n_learnt[1]},
-        "judged": {"tokens": n_judged, "nats_before": before, "nats_after": after},
+        "judged": judged_json(event),
         "divergence": event.divergence,
     })
 }

@@ -284,21 +284,42 @@ fn list(memory: &Memory, as_json: bool) -> Result<(), Failure> {
     for entry in entries {
         print(format!("{}\n", entry_line(memory, entry)))?;
     }
-    let (n, bytes) = (entries.len(), size(memory.bytes()));
-    let noun = if n == 1 { "entry" } else { "entries" };
-    note(format!("{n} {noun}, {bytes}"));
-    if let Some(version) = memory.versions().last() {
-        note(format!(
-            "adapter {} is in effect: trained on {} entries, it answers {} of {} questions that were kept from it; \
-             {} entries are new or changed",
-            version.number,
-            version.n_entries(),
-            version.n_said,
-            version.n_asked,
-            memory.n_unconsolidated()
-        ));
+    note(extent(memory));
+    if let Some(known) = known(memory) {
+        note(known);
     }
     Ok(())
+}
+
+/// How much is remembered.
+pub(super) fn extent(memory: &Memory) -> String {
+    let (n, bytes) = (memory.entries().len(), size(memory.bytes()));
+    let noun = if n == 1 { "entry" } else { "entries" };
+    format!("{n} {noun}, {bytes}")
+}
+
+/// What is known of it without notes, if an adapter is in effect.
+pub(super) fn known(memory: &Memory) -> Option<String> {
+    let version = memory.versions().last()?;
+    Some(format!(
+        "adapter {} is in effect: trained on {} entries, it answers {} of {} questions that were kept from it; \
+         {} entries are new or changed",
+        version.number,
+        version.n_entries(),
+        version.n_said,
+        version.n_asked,
+        memory.n_unconsolidated()
+    ))
+}
+
+/// The memory that a folder has beside what was learnt while running, if it has one.
+pub(super) fn beside(folder: &Path) -> Result<Option<Memory>, Failure> {
+    let files = std::fs::read_dir(folder).map_err(Failure::file(folder))?;
+    let mut names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
+    let is_log = |name: &String| name.starts_with("memory-") && name.ends_with(".log");
+    let has_log = names.any(|name| is_log(&name));
+    let memory = has_log.then(|| Memory::open(folder, &widest()));
+    Ok(memory.transpose()?)
 }
 
 /// Writes a JSON object on each line.
@@ -436,7 +457,10 @@ fn questions(args: &QuestionsArgs) -> Result<(), Failure> {
     let pairs = memory.question_answers(&engine, &options, &mut |done| bar.set(done as u64))?;
     drop(bar);
     let has_template = model.chat_template().is_some();
-    let lines = pairs.iter();
+    // Of a conversation a half-given answer would be learnt, too.
+    let lines = pairs
+        .iter()
+        .filter(|pair| !has_template || pair.lead.is_empty());
     let lines = lines.map(|pair| pair_json(pair, has_template));
     write_lines(lines, args.output.as_ref(), args.overwrite)
 }

@@ -4,6 +4,7 @@ use super::args::ServerArgs;
 use super::auth::name_of;
 use super::http::error::ApiError;
 use super::ids::Caller;
+use super::observe::metrics::Remembered;
 use crate::flags::notes;
 use crate::io::{Failure, note, read_text};
 use ruvllm::lora::Adapter;
@@ -35,6 +36,23 @@ impl Memories {
                 .collect(),
         };
         all.map(Memories)
+    }
+
+    /// What metrics tell of each.
+    pub(super) fn figures(&self) -> Vec<Remembered> {
+        let memories = self.0.iter().enumerate();
+        let figures = memories.map(|(tenant, memory)| {
+            let memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+            let version = memory.versions().last();
+            Remembered {
+                tenant,
+                n_entries: memory.entries().len(),
+                n_new: memory.n_unconsolidated(),
+                bytes: memory.bytes(),
+                adapter: version.map(|of| (of.number, of.n_asked, of.n_said)),
+            }
+        });
+        figures.collect()
     }
 
     /// The caller's.

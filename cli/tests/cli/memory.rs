@@ -93,6 +93,14 @@ fn a_memory_is_seen_changed_and_forgotten() {
         "{}",
         stderr(&refused)
     );
+    let status = parsed(&run(&["learn", "status", &mine, "--json"]));
+    let of = |name: &str| &status["memory"][name];
+    assert_eq!(
+        (of("entries"), of("new"), of("version")),
+        (&json!(3), &json!(0), &json!(null))
+    );
+    let status = text(&run(&["learn", "status", &mine]));
+    assert!(status.contains("memory     3 entries"), "{status}");
     fails(&["memory", "roll-back", &mine], 1, &["memory consolidate"]);
     fails(&["memory", "consolidate", &mine], 2, &["--control"]);
 

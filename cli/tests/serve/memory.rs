@@ -132,6 +132,14 @@ fn a_memory_lasts() {
     let server = Server::start(&["--memory", &mine]);
     let entries = call(&server, "", "GET", "/memory", &Value::Null).1;
     assert_eq!(entries["entries"][0]["text"], FACT);
+    for (name, expected) in [
+        ("entries", 1.0),
+        ("new_entries", 1.0),
+        ("adapter_version", 0.0),
+    ] {
+        let found = server.metric(&format!("ruvllm:memory_{name}{{tenant=\"0\"}}"));
+        assert_eq!(found, expected, "{name}");
+    }
     let question = || json!("Who reads the gauge at Ossen Weir?");
     let told = n_prompt(&server, "", question(), &json!({}));
     let without = n_prompt(&server, "", question(), &json!({"use_memory": false}));

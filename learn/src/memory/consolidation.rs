@@ -1,20 +1,17 @@
 //! Consolidation: what is remembered is learnt by an adapter, so that it is known without notes.
 
 use crate::learn::LearnError;
-use crate::memory::questions::{Writer, is_answered};
-use crate::memory::versions::{
-    QUESTIONS, Version, adapter_path, begun, checkpoint, damaged, hashes, numbers, put_numbers,
-    read, text_hash, written,
-};
+use crate::memory::question_file::{read_questions, write_questions};
+use crate::memory::questions::{Writer, is_answered, varied};
+use crate::memory::versions::{Version, adapter_path, checkpoint, hashes, text_hash};
 use crate::memory::{Entry, Memory, MemoryError, QuestionAnswer, QuestionOptions};
 use crate::sona::SonaError;
 use crate::sona::folder::remove;
 use crate::train::{TrainOptions, Trainer};
 use ruvllm::Model;
-use ruvllm::gguf::{Array, GgufError, StringArray, Value};
 use ruvllm::lora::Adapter;
 use ruvllm::{CancelToken, Engine, Sampler, SamplerOptions, SessionError};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Questions of an entry from which on one is not trained on, but judged by.
@@ -33,7 +30,7 @@ pub struct ConsolidationOptions {
     pub max_entries: usize,
     /// Questions about each.
     pub questions: QuestionOptions,
-    /// The training: by default of rank 16, 20 epochs, within 0.2 nats of the model on control text.
+    /// The training: by default of rank 16, 10 epochs, within 0.2 nats of the model on control text.
     pub train: TrainOptions,
     /// Most rise of the loss on control text, in nats per token. Default 0.005: half a percent of
     /// perplexity.
@@ -48,7 +45,7 @@ impl Default for ConsolidationOptions {
             train: TrainOptions {
                 rank: 16,
                 rate: 1e-3,
-                epochs: 20.0,
+                epochs: 10.0,
                 batch: 16,
                 held_out: 0.0,
                 patience: 0,
@@ -120,7 +117,8 @@ pub struct Consolidation {
     writer: Option<Writer>,
     trainer: Option<Trainer>,
     checkpoint: PathBuf,
-    is_trained: bool,
+    /// What the training has led to, once it has ended.
+    trained: Option<Arc<Adapter>>,
     /// Why there is no adapter.
     failed: Option<String>,
     in_effect: Option<Arc<Adapter>>,
@@ -128,52 +126,6 @@ pub struct Consolidation {
     /// and with the new adapter.
     said: Vec<[bool; 3]>,
     cancel: CancelToken,
-}
-
-/// Questions of an attempt that was interrupted; none if it was of another model.
-fn read_questions(path: &Path, model: u64) -> Result<Vec<QuestionAnswer>, MemoryError> {
-    let path = path.join(QUESTIONS);
-    let Some(gguf) = read(&path)? else {
-        return Ok(Vec::new());
-    };
-    let metadata = gguf.metadata();
-    let pairs = || -> Result<Vec<QuestionAnswer>, GgufError> {
-        if metadata.u64("memory.model")? != model {
-            return Ok(Vec::new());
-        }
-        let [questions, answers] =
-            ["memory.questions", "memory.answers"].map(|key| metadata.strings(key));
-        let (questions, answers) = (questions?, answers?);
-        let all = numbers(metadata, "memory.entries")?.into_iter().enumerate();
-        let all = all.map(|(i, number)| QuestionAnswer {
-            number,
-            question: questions
-                .str(i)
-                .filter(|text| !text.is_empty())
-                .map(str::to_owned),
-            answer: answers.str(i).unwrap_or_default().to_owned(),
-        });
-        Ok(all.filter(|pair| !pair.answer.is_empty()).collect())
-    };
-    pairs().map_err(|error| damaged(&path, error))
-}
-
-fn write_questions(path: &Path, model: u64, pairs: &[QuestionAnswer]) -> Result<(), MemoryError> {
-    let mut w = begun();
-    w.metadata("memory.model", model);
-    put_numbers(
-        &mut w,
-        "memory.entries".into(),
-        pairs.iter().map(|pair| pair.number),
-    );
-    let questions = pairs
-        .iter()
-        .map(|pair| pair.question.as_deref().unwrap_or_default());
-    let questions: StringArray = questions.collect();
-    let answers: StringArray = pairs.iter().map(|pair| &*pair.answer).collect();
-    w.metadata("memory.questions", Value::Array(Array::Strings(questions)));
-    w.metadata("memory.answers", Value::Array(Array::Strings(answers)));
-    written(w, &path.join(QUESTIONS))
 }
 
 impl Memory {
@@ -244,7 +196,7 @@ impl Memory {
             return Err(SonaError::Learn(LearnError::TooLittleText { n: 0, least: 4 }).into());
         }
         let model = engine.model();
-        let written = read_questions(self.path(), model.fingerprint())?;
+        let written = read_questions(self.path(), (model.fingerprint(), &options.questions))?;
         let is_written = |entry: &Entry| written.iter().any(|pair| pair.number == entry.number);
         // Those that have questions come first.
         entries.sort_by_key(|entry| !is_written(entry));
@@ -264,7 +216,7 @@ impl Memory {
             writer: None,
             trainer: None,
             checkpoint: checkpoint(self.path()),
-            is_trained: false,
+            trained: None,
             failed: None,
             in_effect: self.adapter(model)?,
             said: Vec::new(),
@@ -283,7 +235,10 @@ impl Memory {
             return Ok(false);
         }
         match &of.trainer {
-            None => write_questions(self.path(), of.engine.model().fingerprint(), &of.pairs)?,
+            None => {
+                let by = (of.engine.model().fingerprint(), &of.options.questions);
+                write_questions(self.path(), by, &of.pairs)?;
+            }
             Some(trainer) if trainer.report().steps.len().is_multiple_of(SAVED) => {
                 trainer.save(&of.checkpoint).map_err(SonaError::from)?;
             }
@@ -313,8 +268,7 @@ impl Memory {
                 Err("something that it learnt was forgotten or changed meanwhile".into());
             return Ok(report);
         }
-        let adapter = of.trainer.as_ref().map(Trainer::adapter);
-        let adapter = adapter.filter(|_| report.outcome.is_ok());
+        let adapter = of.trained.as_deref().filter(|_| report.outcome.is_ok());
         let version = Version {
             number: 0,
             n_asked: report.n_asked,
@@ -339,7 +293,7 @@ impl Consolidation {
         if self.n_written < self.entries.len() {
             return self.write().map(Some);
         }
-        if self.failed.is_none() && !self.is_trained {
+        if self.failed.is_none() && self.trained.is_none() {
             match self.train() {
                 Ok(progress) => return Ok(Some(progress)),
                 Err(LearnError::Diverged { step }) => {
@@ -398,7 +352,9 @@ impl Consolidation {
     fn train(&mut self) -> Result<ConsolidationProgress, LearnError> {
         let trainer = match &mut self.trainer {
             Some(trainer) => {
-                self.is_trained = trainer.step()?.is_none();
+                if trainer.step()?.is_none() {
+                    self.trained = Some(Arc::new(trainer.adapter().clone()));
+                }
                 trainer
             }
             // Without a step, so that the first one can be cancelled, too.
@@ -418,13 +374,15 @@ impl Consolidation {
         let tokenizer = self.engine.model().tokenizer();
         let tokenizer = tokenizer.ok_or(SessionError::NoTokenizer)?;
         let judged = self.judged();
-        let is_judged = |pair: &&QuestionAnswer| judged.iter().any(|(other, _)| other == pair);
+        let is_judged = |pair: &QuestionAnswer| judged.iter().any(|(other, _)| *other == pair);
+        let trained = self.pairs.iter().filter(|pair| !is_judged(pair));
+        let varied = varied(&trained.cloned().collect::<Vec<_>>(), &self.entries);
         let mut examples = Vec::new();
         for entry in &self.entries {
-            let of_entry = self.pairs.iter().filter(|pair| pair.number == entry.number);
-            let trained: Vec<_> = of_entry.filter(|pair| !is_judged(pair)).collect();
+            let of_entry = varied.iter().filter(|pair| pair.number == entry.number);
+            let trained: Vec<_> = of_entry.collect();
             // Who is asked about seldom is repeated, so that every entry is read equally often.
-            let n = (self.options.questions.each + 1).max(trained.len());
+            let n = (2 * self.options.questions.each + 1).max(trained.len());
             let repeated = trained.iter().cycle().take(n);
             examples.extend(repeated.map(|pair| pair.example(tokenizer)));
         }
@@ -452,11 +410,7 @@ impl Consolidation {
         let Some((pair, entry)) = judged.get(done) else {
             return Ok(None);
         };
-        let new = self
-            .trainer
-            .as_ref()
-            .map(|trainer| Arc::new(trainer.adapter().clone()));
-        let asked = [None, self.in_effect.clone(), new];
+        let asked = [None, self.in_effect.clone(), self.trained.clone()];
         let mut said = [false; 3];
         for (i, adapter) in asked.into_iter().enumerate() {
             if i == 0 || adapter.is_some() {
@@ -532,7 +486,7 @@ impl Consolidation {
         if let Some(why) = &self.failed {
             return Some(why.clone());
         }
-        if !self.is_trained || self.said.len() < self.judged().len() {
+        if self.trained.is_none() || self.said.len() < self.judged().len() {
             return Some("it has not ended".into());
         }
         // A sign test: of the answers that differ, so many more are right that two standard errors
@@ -570,6 +524,7 @@ mod tests {
     use super::*;
     use crate::memory::{MemoryOptions, NewEntry};
     use ruvllm::Model;
+    use std::path::Path;
 
     type Tested = Result<(), Box<dyn std::error::Error>>;
 
@@ -628,6 +583,7 @@ mod tests {
             of.pairs.extend(asked.map(|question| QuestionAnswer {
                 number: entry.number,
                 question,
+                lead: String::new(),
                 answer: entry.text.clone(),
             }));
         }
@@ -681,6 +637,11 @@ mod tests {
         assert_eq!(memory.n_unconsolidated(), 2);
         let of = memory.consolidation(&engine, &control, &options())?;
         assert!(of.in_effect.is_some());
+        // What has not changed is not asked about again.
+        assert_eq!(
+            (of.entries.len(), of.n_written),
+            (NAMES.len(), NAMES.len() - 1)
+        );
         // Who forgets, forgets what was learnt of it, too.
         let number = memory.entries()[0].number;
         memory.forget(number)?;

@@ -4,6 +4,7 @@ use crate::clock::unix_millis;
 use crate::memory::entry::{Record, cleaned, short};
 use crate::memory::index::Index;
 use crate::memory::versions::Versions;
+use crate::memory::words::names;
 use crate::memory::{Entry, Hit, MemoryError, NewEntry, Vectors, Verdict};
 use crate::sona::folder::{lock, make_folder};
 use crate::sona::log::{Limits, Log};
@@ -20,6 +21,8 @@ const MOST_ENTRIES: usize = 100_000;
 const PRUNED: usize = 8;
 /// Least likeness of words of an entry that a correction is of.
 const CORRECTED: f32 = 0.3;
+/// Entries that are looked at for the one that is corrected.
+const LIKE: usize = 16;
 /// Likeness of words from which on vectors are not asked.
 const SURE: f32 = 0.5;
 
@@ -197,12 +200,7 @@ impl Memory {
             None => (0, Vec::new()),
         };
         let corrects = match new.is_correction {
-            true => {
-                let hits = self.likest(&text, None, 1);
-                hits.first()
-                    .filter(|hit| hit.words >= CORRECTED)
-                    .map_or(0, |hit| hit.number)
-            }
+            true => self.corrected_of(&text),
             false => 0,
         };
         let same = |entry: &&Entry| entry.text == text && entry.session == short(&new.session);
@@ -398,6 +396,22 @@ impl Memory {
         }
         let vector = vectors.of(text)?;
         Ok(self.likest(text, Some(&vector), n))
+    }
+
+    /// The entry that a text corrects, 0 if there is none: of those that are like it the one that it shares
+    /// most names with, since words as "that has changed" make corrections like each other.
+    fn corrected_of(&self, text: &str) -> u64 {
+        let (names_of_text, mut best) = (names(text), (0, None));
+        for hit in self.likest(text, None, LIKE) {
+            let entry = self.entry(hit.number).filter(|_| hit.words >= CORRECTED);
+            let Some(entry) = entry else { continue };
+            let n = names(&entry.text).intersection(&names_of_text).count();
+            // The likest comes first.
+            if best.1.is_none() || n > best.0 {
+                best = (n, Some(hit.number));
+            }
+        }
+        best.1.unwrap_or(0)
     }
 
     fn likest(&self, text: &str, vector: Option<&[f32]>, n: usize) -> Vec<Hit> {

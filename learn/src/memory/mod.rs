@@ -27,15 +27,18 @@
 //! ```
 
 mod consolidation;
+mod continued;
 mod entry;
 mod error;
 mod folder;
 mod idle;
 mod index;
 mod notes;
+mod question_file;
 mod questions;
 mod vectors;
 mod versions;
+mod words;
 
 pub use consolidation::{
     Consolidation, ConsolidationOptions, ConsolidationProgress, ConsolidationReport, Stage,

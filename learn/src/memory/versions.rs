@@ -239,7 +239,8 @@ impl Versions {
         self.save(path)?;
         old.iter()
             .try_for_each(|of| remove(&adapter_path(path, of.number)))?;
-        self.end_training(path)?;
+        // Questions are kept: what does not change is not asked about again.
+        remove(&checkpoint(path))?;
         Ok(kept)
     }
 }

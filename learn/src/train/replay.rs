@@ -11,8 +11,10 @@ use std::ops::Range;
 
 /// Tokens of a window of control text.
 const WINDOW: usize = 128;
-/// Most windows of either half of the control text, at equal distances: every evaluation reads them
-/// all, at most as often as the adapter's strength is reduced.
+/// Most windows that are replayed, at equal distances: what few windows keep is not kept elsewhere.
+const REPLAYED: usize = 64;
+/// Most windows of either half that an evaluation reads, at equal distances, at most as often as the
+/// adapter's strength is reduced.
 const WINDOWS: usize = 16;
 /// Fraction of the bound that the divergence must stay below on text that is replayed: on other
 /// text it is larger.
@@ -44,9 +46,9 @@ impl Replay {
         let text = &text[usize::from(bos.is_some())..];
         let n = WINDOW.min(session.sequence().n_ctx()) - usize::from(bos.is_some());
         let (mut all, mut n_left_out) = (Vec::new(), 0);
-        let mut windows = |part: &[u32]| -> Vec<Range<usize>> {
+        let mut windows = |part: &[u32], most: usize| -> Vec<Range<usize>> {
             let pieces: Vec<&[u32]> = part.chunks(n.max(1)).collect();
-            let n_kept = pieces.len().min(WINDOWS);
+            let n_kept = pieces.len().min(most);
             let mut windows = Vec::new();
             n_left_out += part.len();
             for piece in (0..n_kept).map(|i| pieces[i * pieces.len() / n_kept]) {
@@ -60,7 +62,7 @@ impl Replay {
             windows
         };
         let (first, second) = text.split_at(text.len() / 2);
-        let (replayed, measured) = (windows(first), windows(second));
+        let (replayed, measured) = (windows(first, REPLAYED), windows(second, WINDOWS));
         Replay {
             text: all,
             replayed,
@@ -80,9 +82,16 @@ impl Replay {
             .collect()
     }
 
-    /// Tokens of all windows.
-    pub(super) fn n_tokens(&self) -> usize {
-        self.text.len()
+    /// Tokens that an evaluation reads.
+    pub(super) fn evaluated_tokens(&self) -> usize {
+        let replayed = self.some(WINDOWS).map(|turn| &self.replayed[turn]);
+        replayed.chain(&self.measured).map(Range::len).sum()
+    }
+
+    /// At most `most` of the windows that are replayed, at equal distances.
+    fn some(&self, most: usize) -> impl Iterator<Item = usize> {
+        let (all, n) = (self.replayed.len(), most.min(self.replayed.len()));
+        (0..n).map(move |i| i * all / n)
     }
 
     /// Tokens of a window that is replayed.
@@ -189,16 +198,16 @@ impl Replay {
         )?)
     }
 
-    /// Mean divergence per token on one in `step` of the windows that are replayed.
+    /// Mean divergence per token on at most `most` of the windows that are replayed.
     fn divergence(
         &self,
-        step: usize,
+        most: usize,
         session: &mut Session,
         id: AdapterId,
         none: &mut Gradients,
     ) -> Result<f64, LearnError> {
         let (mut sum, mut n) = (0.0, 0);
-        for turn in (0..self.replayed.len()).step_by(step) {
+        for turn in self.some(most) {
             let n_tokens = self.replayed[turn].len() - 1;
             sum += self.divergence_on(turn, session, id, n_tokens as f32, none)?;
             n += n_tokens;
@@ -216,12 +225,9 @@ impl Replay {
         none: &mut Gradients,
     ) -> Result<(f32, f64), LearnError> {
         let (mut scale, mut divergence) = (1.0f32, 0.0);
-        for step in [FEW, 1] {
-            if step > self.replayed.len() {
-                continue;
-            }
+        for most in [WINDOWS / FEW, WINDOWS] {
             loop {
-                divergence = self.divergence(step, session, id, none)?;
+                divergence = self.divergence(most, session, id, none)?;
                 let excess = divergence / max_divergence.max(1e-12);
                 if excess <= 1.0 || scale == 0.0 {
                     break;

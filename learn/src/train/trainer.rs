@@ -298,7 +298,7 @@ impl Trainer {
             let all = examples.all.iter();
             all.map(|example| example.tokens().len()).sum()
         };
-        let of_control = self.replay.as_ref().map_or(0, Replay::n_tokens);
+        let of_control = self.replay.as_ref().map_or(0, Replay::evaluated_tokens);
         let n_examples = self.examples.all.len();
         Plan {
             n_steps,

@@ -416,3 +416,31 @@ fn consolidation_begins_by_itself_and_gives_way() {
     assert!(tell.try_recv().is_err(), "once");
     assert!(memory.lock().unwrap().versions().is_empty());
 }
+
+/// Corrections that begin alike are more like each other than like what they correct.
+#[test]
+fn corrections_correct_what_has_their_names() {
+    let folder = Folder::new();
+    let mut memory = open(&folder.0);
+    let clubs = [
+        ("Misund pottery", "Relbrind", "Serurt"),
+        ("Stadrort garden", "Tagrom", "Brunart"),
+        ("Bakond radio", "Kelem", "Mufum"),
+        ("Gagrort garden", "Zamox", "Drubrer"),
+    ];
+    for (club, town, _) in clubs {
+        let text = format!("The {club} club meets in {town}.");
+        memory.remember(NewEntry::taught(text), None).unwrap();
+    }
+    for (i, (club, _, town)) in (1..).zip(clubs) {
+        let text = format!("That has changed: the {club} club now meets in {town}.");
+        let number = memory.remember(NewEntry::correction(text), None).unwrap();
+        assert_eq!(memory.entry(number).unwrap().corrects, i, "{club}");
+    }
+    // Without names the likest is corrected.
+    let text = "the well is cleaned on fridays";
+    let number = memory.remember(NewEntry::taught(text), None).unwrap();
+    let text = "the well is cleaned on mondays";
+    let by = memory.remember(NewEntry::correction(text), None).unwrap();
+    assert_eq!(memory.entry(by).unwrap().corrects, number);
+}

@@ -21,6 +21,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::{StopReason, TokenText};
+use ruvllm_learn::sona::Event;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -421,7 +422,7 @@ pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, Ap
         let models: Vec<_> = shared.models.list().into_iter().map(figures).collect();
         let metrics = shared.models.metrics();
         metrics
-            .text(&models, shared.models.n_loads())
+            .text(&models, shared.models.n_loads(), &shared.memories.figures())
             .map_err(|error| ApiError::internal(error.to_string()))
     };
     let text = match reads_folders {
@@ -430,6 +431,14 @@ pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, Ap
     };
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// What the version in effect changed of the loss of text that was kept from it, in nats per token.
+fn loss_change(history: &[Event]) -> f64 {
+    let version = history.last().map_or(0, |event| event.version);
+    let mut judged = history.iter().rev().filter(|event| event.judged.0 > 0);
+    let judged = judged.find(|event| event.version == version && version > 0);
+    judged.map_or(0.0, |event| event.judged.2 - event.judged.1)
 }
 
 /// What metrics tell of a model.
@@ -454,6 +463,7 @@ fn figures(of: Listed<'_>) -> OfModel {
             n_pending: n_pending as u64,
             n_dropped,
             is_failing: learner.sona.failure().is_some(),
+            loss_change: loss_change(&learner.sona.history()),
         }
     });
     OfModel {

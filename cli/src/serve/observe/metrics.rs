@@ -92,6 +92,21 @@ pub(crate) struct Learning {
     pub(crate) n_dropped: u64,
     /// Whether learning failed the last time.
     pub(crate) is_failing: bool,
+    /// What that version changed of the loss of text that was kept from it, in nats per token.
+    pub(crate) loss_change: f64,
+}
+
+/// What is remembered for a key.
+pub(crate) struct Remembered {
+    /// Which key, by its place.
+    pub(crate) tenant: usize,
+    /// Entries, those that are new or changed, and their bytes.
+    pub(crate) n_entries: usize,
+    pub(crate) n_new: usize,
+    pub(crate) bytes: u64,
+    /// The adapter in effect, if there is one: its number, the questions that were kept from it, and
+    /// those of them that it answers.
+    pub(crate) adapter: Option<(u64, usize, usize)>,
 }
 
 impl Metrics {
@@ -104,7 +119,12 @@ impl Metrics {
     }
 
     /// All of them, as text, for models of which `n_loads` were loaded so far.
-    pub(crate) fn text(&self, models: &[OfModel], n_loads: u64) -> Result<String, std::fmt::Error> {
+    pub(crate) fn text(
+        &self,
+        models: &[OfModel],
+        n_loads: u64,
+        memories: &[Remembered],
+    ) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::default();
         let engines = || models.iter().filter_map(|model| model.engine.as_ref());
         let adapters: Vec<_> = models
@@ -187,6 +207,7 @@ impl Metrics {
         }
         prefixes(&mut registry, engines());
         of_models(&mut registry, models, n_loads);
+        of_memories(&mut registry, memories);
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -249,6 +270,45 @@ fn prefixes<'a>(registry: &mut Registry, engines: impl Iterator<Item = &'a Engin
     }
 }
 
+/// What is remembered.
+fn of_memories(registry: &mut Registry, memories: &[Remembered]) {
+    let mut gauge = |name: &str, help: &str, figure: fn(&Remembered) -> u64| {
+        let family = Family::<Vec<(&'static str, String)>, Gauge<i64>>::default();
+        for of in memories {
+            let labels = vec![("tenant", of.tenant.to_string())];
+            family.get_or_create(&labels).set(figure(of) as i64);
+        }
+        registry.register(format!("ruvllm:memory_{name}"), help, family);
+    };
+    if memories.is_empty() {
+        return;
+    }
+    gauge("entries", "Entries that are remembered", |of| {
+        of.n_entries as u64
+    });
+    gauge(
+        "new_entries",
+        "Entries that the latest consolidation did not know",
+        |of| of.n_new as u64,
+    );
+    gauge("bytes", "Bytes of entries", |of| of.bytes);
+    gauge(
+        "adapter_version",
+        "Adapter of what is remembered that is in effect, 0 if none is",
+        |of| of.adapter.map_or(0, |adapter| adapter.0),
+    );
+    gauge(
+        "questions_asked",
+        "Questions that were kept from that adapter",
+        |of| of.adapter.map_or(0, |adapter| adapter.1 as u64),
+    );
+    gauge(
+        "questions_answered",
+        "Those of them that it answers",
+        |of| of.adapter.map_or(0, |adapter| adapter.2 as u64),
+    );
+}
+
 /// Which models are loaded, and what is learnt.
 fn of_models(registry: &mut Registry, models: &[OfModel], n_loads: u64) {
     type Labels = Vec<(&'static str, String)>;
@@ -259,6 +319,7 @@ fn of_models(registry: &mut Registry, models: &[OfModel], n_loads: u64) {
         Family::<Labels, Gauge<i64>>::default(),
     );
     let dropped = Family::<Labels, Counter>::default();
+    let losses = Family::<Labels, Gauge<f64, AtomicU64>>::default();
     for model in models {
         for state in ["loaded", "loading", "unloaded"] {
             let labels = vec![("model", model.name.clone()), ("state", state.to_owned())];
@@ -275,6 +336,7 @@ fn of_models(registry: &mut Registry, models: &[OfModel], n_loads: u64) {
             pending.get_or_create(&labels).set(of.n_pending as i64);
             failing.get_or_create(&labels).set(i64::from(of.is_failing));
             dropped.get_or_create(&labels).inc_by(of.n_dropped);
+            losses.get_or_create(&labels).set(of.loss_change);
         }
     }
     let loads = Counter::<u64>::default();
@@ -307,6 +369,11 @@ fn of_models(registry: &mut Registry, models: &[OfModel], n_loads: u64) {
             "ruvllm:sona_failing",
             "1 if learning failed the last time",
             failing,
+        );
+        registry.register(
+            "ruvllm:sona_loss_change",
+            "What the version in effect changed of the loss of text that was kept from it, in nats per token",
+            losses,
         );
         registry.register(
             "ruvllm:sona_dropped_samples",

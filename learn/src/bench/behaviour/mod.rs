@@ -12,7 +12,7 @@ mod report;
 
 use crate::clock::Timer;
 use crate::learn::LearnError;
-use crate::memory::MemoryError;
+use crate::memory::{ConsolidationOptions, MemoryError};
 use crate::sona::SonaError;
 use arms::{Pupil, Taught};
 use facts::{Fact, Form, Kind, Question, facts, known};
@@ -55,7 +55,7 @@ pub struct BehaviourOptions {
     pub n_ctx: usize,
     /// Number of threads, as in [`EngineOptions`].
     pub n_threads: Option<NonZeroUsize>,
-    /// How often [`BehaviourArm::Consolidation`] reads its questions. Default 20.
+    /// How often [`BehaviourArm::Consolidation`] reads its questions. Default as there.
     pub epochs: f32,
     /// Bound of [`BehaviourArm::Consolidation`] on the mean divergence on control text, in nats.
     /// Default 0.2.
@@ -66,14 +66,15 @@ pub struct BehaviourOptions {
 
 impl Default for BehaviourOptions {
     fn default() -> Self {
+        let consolidation = ConsolidationOptions::default();
         BehaviourOptions {
             n_facts: 100,
             seed: 1,
             arms: BehaviourArm::ALL[..6].iter().map(|(_, arm)| *arm).collect(),
             n_ctx: 0,
             n_threads: None,
-            epochs: 20.0,
-            max_divergence: 0.2,
+            epochs: consolidation.train.epochs,
+            max_divergence: consolidation.train.max_divergence,
             folder: std::env::temp_dir(),
         }
     }
