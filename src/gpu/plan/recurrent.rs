@@ -362,31 +362,7 @@ impl<'m> Planner<'m, '_> {
             &args,
             &[x.name, Name::Constant(dt_bias), feed.name],
         );
-        let place = self.cell(1);
-        let [n_slots, n_states] = self.n_slots()?;
-        let args = ScanArgs {
-            n_rows: self.rows.n,
-            n_feed: size(n_feed)?,
-            n_head: size(n_head)?,
-            n_head_k: size(n_group)?,
-            head_dim_k: size(n_state)?,
-            head_dim_v: size(n_inner / n_head)?,
-            v: 0,
-            k: size(n_inner)?,
-            q: size(n_inner + n_group * n_state)?,
-            beta: size(n_channel)?,
-            rate: 0, // from `beta`
-            by_channel: 0,
-            tiled: 0,
-            columns: size(n_inner / n_head)?,
-            state: size(place.state)?,
-            feeds: size(place.feeds)?,
-            n_slots,
-            n_states,
-        };
-        let buffers = scan_buffers(feed, [a, d]);
-        let kernel = (&SSM_SCAN, DType::F32, key_dim(n_state)?);
-        self.push(kernel, &args, &buffers, Some((i, true)));
+        self.state_space(i, feed, [n_inner, n_head, n_group, n_state], [a, d])?;
         let groups = GatedGroupsArgs {
             n: size(n_inner / n_group)?,
             n_rows: self.rows.n,
@@ -398,6 +374,43 @@ impl<'m> Planner<'m, '_> {
         let weights = Name::Constant(norm.as_ref().unwrap_or(d));
         self.plain(&GATED_GROUPS, &groups, &[Left(MIXED), x.name, weights]);
         self.keep_feeds(i, feed)
+    }
+
+    /// Scan of a state space whose heads share a rate. Rows of `feed` are its inputs, what goes into the
+    /// state and out of it by group, and time steps.
+    fn state_space(
+        &mut self,
+        i: usize,
+        feed: Rows<'m>,
+        [n_inner, n_head, n_group, n_state]: [usize; 4],
+        by_head: [&'m Vec<f32>; 2],
+    ) -> Result<(), GpuError> {
+        let (place, [n_slots, n_states]) = (self.cell(1), self.n_slots()?);
+        let (width, of_groups) = (n_inner / n_head, n_group * n_state);
+        let args = ScanArgs {
+            n_rows: self.rows.n,
+            n_feed: size(feed.width)?,
+            n_head: size(n_head)?,
+            n_head_k: size(n_group)?,
+            head_dim_k: size(n_state)?,
+            head_dim_v: size(width)?,
+            v: 0,
+            k: size(n_inner)?,
+            q: size(n_inner + of_groups)?,
+            beta: size(n_inner + 2 * of_groups)?,
+            rate: 0, // from `beta`
+            by_channel: 0,
+            tiled: 0,
+            columns: size(width)?,
+            state: size(place.state)?,
+            feeds: size(place.feeds)?,
+            n_slots,
+            n_states,
+        };
+        let kernel = (&SSM_SCAN, DType::F32, key_dim(n_state)?);
+        let buffers = scan_buffers(feed, by_head);
+        self.push(kernel, &args, &buffers, Some((i, true)));
+        Ok(())
     }
 
     /// Convolved channels of a mixer whose input is `x`, and their products with one matrix, whose parts
@@ -566,31 +579,8 @@ impl<'m> Planner<'m, '_> {
         self.feed(into, n_state, (n_feed, n_inner))?;
         self.feed(out_of, n_state, (n_feed, n_inner + n_state))?;
         self.feed(steps, n, (n_feed, n_inner + 2 * n_state))?;
-        let (place, feed) = (self.cell(1), Rows::of(Intermediate::Feed, n_feed, 0));
-        let [n_slots, n_states] = self.n_slots()?;
-        let args = ScanArgs {
-            n_rows: self.rows.n,
-            n_feed: size(n_feed)?,
-            n_head: size(n_head)?,
-            n_head_k: 1,
-            head_dim_k: size(n_state)?,
-            head_dim_v: size(width)?,
-            v: 0,
-            k: size(n_inner)?,
-            q: size(n_inner + n_state)?,
-            beta: size(n_inner + 2 * n_state)?,
-            rate: 0, // from `beta`
-            by_channel: 0,
-            tiled: 0,
-            columns: size(width)?,
-            state: size(place.state)?,
-            feeds: size(place.feeds)?,
-            n_slots,
-            n_states,
-        };
-        let buffers = scan_buffers(feed, [a, d]);
-        let kernel = (&SSM_SCAN, DType::F32, key_dim(n_state)?);
-        self.push(kernel, &args, &buffers, Some((i, true)));
+        let feed = Rows::of(Intermediate::Feed, n_feed, 0);
+        self.state_space(i, feed, [n_inner, n_head, 1, n_state], [a, d])?;
         let args = ElementwiseArgs {
             n: size(self.rows.n as usize * n_inner)?,
         };
