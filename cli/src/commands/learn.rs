@@ -1,9 +1,9 @@
 //! `ruvllm learn`: what was recorded and learnt while running, seen, undone, forgotten and taken
 //! elsewhere.
 
-use crate::commands::memory::{beside, extent, known};
 use crate::flags::{
-    ModelArgs, OverwriteArg, PlacementArgs, earlier_file, no_tokenizer, open_folder,
+    ModelArgs, OverwriteArg, PlacementArgs, earlier_file, memory_beside, memory_extent,
+    memory_known, no_tokenizer, open_folder,
 };
 use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_text, size};
 use clap::Subcommand;
@@ -141,9 +141,11 @@ struct WithModel {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.action {
-        Action::Status { folder, json } => {
-            status(&folder.existing()?, beside(&folder.folder)?.as_ref(), *json)
-        }
+        Action::Status { folder, json } => status(
+            &folder.existing()?,
+            memory_beside(&folder.folder)?.as_ref(),
+            *json,
+        ),
         Action::Log { folder, json } => log(&folder.existing()?, *json),
         Action::Show {
             folder,
@@ -268,9 +270,9 @@ fn status(folder: &SonaFolder, memory: Option<&Memory>, as_json: bool) -> Result
         let (n, before, after) = event.judged;
         format!("{:+.4} nats a token of {n} kept tokens", after - before)
     });
-    let memory = memory.map_or("none".to_owned(), |memory| match known(memory) {
-        Some(known) => format!("{}; {known}", extent(memory)),
-        None => extent(memory),
+    let memory = memory.map_or("none".to_owned(), |memory| match memory_known(memory) {
+        Some(known) => format!("{}; {known}", memory_extent(memory)),
+        None => memory_extent(memory),
     });
     print(format!(
         "requests   {} of {} sessions, {} with their tokens, {} rated (sum since the last training {:.1})\n\

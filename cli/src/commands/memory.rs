@@ -1,17 +1,18 @@
 //! `ruvllm memory`: what a folder remembers, seen and changed by its owner.
 
 use crate::flags::{
-    ModelArgs, PlacementArgs, ThreadsArg, entry_json, entry_line, no_tokenizer, remember, verdict,
+    ModelArgs, PlacementArgs, ThreadsArg, entry_json, entry_line, memory_extent, memory_known,
+    no_tokenizer, remember, verdict, widest_memory,
 };
 use crate::io::{
-    Failure, Progress, check_overwrite, note, on_interrupt, print, print_json, read_text, size,
+    Failure, Progress, check_overwrite, note, on_interrupt, print, print_json, read_text,
 };
 use clap::Subcommand;
 use ruvllm::engine::EngineOptions;
 use ruvllm::{Engine, Model};
 use ruvllm_learn::memory::{
-    ConsolidationOptions, ConsolidationProgress, ConsolidationReport, Memory, MemoryOptions,
-    NewEntry, QuestionAnswer, QuestionOptions, Stage, Verdict,
+    ConsolidationOptions, ConsolidationProgress, ConsolidationReport, Memory, NewEntry,
+    QuestionAnswer, QuestionOptions, Stage, Verdict,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -186,15 +187,7 @@ fn existing(folder: &Path) -> Result<Memory, Failure> {
         );
         return Err(Failure::Work(message));
     }
-    Ok(Memory::open(folder, &widest())?)
-}
-
-/// Looking at a folder makes none of its entries go, nor does a line that is added.
-fn widest() -> MemoryOptions {
-    MemoryOptions {
-        max_entries: 100_000,
-        max_bytes: u64::MAX,
-    }
+    Ok(Memory::open(folder, &widest_memory())?)
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -216,7 +209,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             session,
             verdict,
         } => {
-            let mut memory = Memory::open(folder, &widest())?;
+            let mut memory = Memory::open(folder, &widest_memory())?;
             let new = NewEntry {
                 text: text.clone(),
                 verdict: *verdict,
@@ -284,42 +277,11 @@ fn list(memory: &Memory, as_json: bool) -> Result<(), Failure> {
     for entry in entries {
         print(format!("{}\n", entry_line(memory, entry)))?;
     }
-    note(extent(memory));
-    if let Some(known) = known(memory) {
+    note(memory_extent(memory));
+    if let Some(known) = memory_known(memory) {
         note(known);
     }
     Ok(())
-}
-
-/// How much is remembered.
-pub(super) fn extent(memory: &Memory) -> String {
-    let (n, bytes) = (memory.entries().len(), size(memory.bytes()));
-    let noun = if n == 1 { "entry" } else { "entries" };
-    format!("{n} {noun}, {bytes}")
-}
-
-/// What is known of it without notes, if an adapter is in effect.
-pub(super) fn known(memory: &Memory) -> Option<String> {
-    let version = memory.versions().last()?;
-    Some(format!(
-        "adapter {} is in effect: trained on {} entries, it answers {} of {} questions that were kept from it; \
-         {} entries are new or changed",
-        version.number,
-        version.n_entries(),
-        version.n_said,
-        version.n_asked,
-        memory.n_unconsolidated()
-    ))
-}
-
-/// The memory that a folder has beside what was learnt while running, if it has one.
-pub(super) fn beside(folder: &Path) -> Result<Option<Memory>, Failure> {
-    let files = std::fs::read_dir(folder).map_err(Failure::file(folder))?;
-    let mut names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
-    let is_log = |name: &String| name.starts_with("memory-") && name.ends_with(".log");
-    let has_log = names.any(|name| is_log(&name));
-    let memory = has_log.then(|| Memory::open(folder, &widest()));
-    Ok(memory.transpose()?)
 }
 
 /// Writes a JSON object on each line.

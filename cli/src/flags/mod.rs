@@ -44,7 +44,10 @@ pub(crate) use learn::{both, earlier_file, open_folder};
 #[cfg(feature = "serve")]
 pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};
-pub(crate) use memory::{entry_json, entry_line, remember, verdict};
+pub(crate) use memory::{
+    entry_json, entry_line, memory_beside, memory_extent, memory_known, remember, verdict,
+    widest_memory,
+};
 pub(crate) use model::*;
 #[cfg(feature = "chat")]
 pub(crate) use notes::{MemoryArgs, notes};
