@@ -23,7 +23,7 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         n_embd: _,
         n_layer: _,
         n_part: _,
-        n_loop,
+        n_loop: _,
         n_mtp: _,
         is_mtp,
         raw_states: _, // of blocks for multi-token prediction
@@ -63,7 +63,6 @@ pub(crate) fn supports(h: &Hparams) -> Result<(), Unsupported> {
         | NormKind::LayerPlain => {}
     }
     refuse(&[
-        (*n_loop > 1, "several loops over the layers"),
         (*is_mtp, "multi-token prediction"),
         (*token_types, "types of tokens"),
         (streams.is_some(), "several residual streams"),
@@ -85,22 +84,19 @@ fn layer(spec: &LayerSpec) -> Result<(), Unsupported> {
         biases: _,
         residual_scale: _,
         output_scale: _,
-        embd_skip,
+        embd_skip: _,
         ngrams: _, // with several streams
     } = spec;
-    refuse(&[
-        (*embd_skip, "embeddings that are added to layers"),
-        (*cross, "attention to an encoder's memory"),
-    ])?;
+    refuse(&[(*cross, "attention to an encoder's memory")])?;
     match norms {
         Norms::Before
         | Norms::BeforeFfn
         | Norms::After
         | Norms::Both
         | Norms::Shared
-        | Norms::Parallel => {}
+        | Norms::Parallel
+        | Norms::BeforeAndLast => {}
         Norms::None => return Err(Unsupported("norms of residual streams")),
-        Norms::BeforeAndLast => return Err(Unsupported("a norm between two loops")),
         Norms::Residual | Norms::OfStream => {
             return Err(Unsupported("norms of the residual stream"));
         }

@@ -686,9 +686,9 @@ const COMPUTED: &[&str] = &[
     "grok", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "internlm2", "jais", "jais2",
     "jamba", "kimi-linear", "laguna", "lfm2", "lfm2moe", "llama", "llama4", "maincoder", "mamba",
     "mamba2", "maple", "mellum", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4",
-    "mpt", "muse-glimmer", "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2", "olmoe",
-    "openelm", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3", "plamo", "plamo2", "plamo3",
-    "plm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+    "mpt", "muse-glimmer", "nanbeige", "nemotron", "nemotron_h", "nemotron_h_moe", "olmo", "olmo2",
+    "olmoe", "openelm", "orion", "paddleocr", "pangu-embedded", "phi2", "phi3", "plamo", "plamo2",
+    "plamo3", "plm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
     "qwen3next", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smallthinker", "smollm3", "spark2_5",
     "stablelm", "starcoder", "starcoder2", "step35", "xverse",
 ];

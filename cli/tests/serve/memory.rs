@@ -1,9 +1,17 @@
 //! What users have had remembered: `/memory`, and what conversations are told of it.
 
 use super::{Folder, Server, program};
+use ruvllm::Model;
+use ruvllm::gguf::{Array, Value as Field, Writer};
 use serde_json::{Value, json};
 
 const FACT: &str = "The gauge at Ossen Weir is read by Talvo Renning.";
+
+/// The model that a server has that is named none.
+const MODEL: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../models/ruvllm-rust-6m-q8_0.gguf"
+);
 
 /// Without keys a server wants to be asked for under a name that is nobody else's.
 const LOCAL: &str = "host: localhost\r\n";
@@ -171,4 +179,84 @@ fn a_memory_lasts() {
     let (status, refused) = call(&server, "", "POST", "/memory", &json!({"text": FACT}));
     assert_eq!(status, 400);
     assert!(refused.to_string().contains("--memory"), "{refused}");
+}
+
+/// An adapter that knows what is remembered, as a consolidation leaves it, answers every kind of request
+/// that does not go without.
+#[test]
+fn what_was_learnt_of_a_memory_answers() {
+    let folder = Folder::new("memory-adapter");
+    let mine = folder.path("mine");
+    program(&["memory", "add", &mine, FACT]).unwrap();
+    let text = folder.path("text.txt");
+    std::fs::write(&text, "The well is deep. ".repeat(30)).unwrap();
+    let adapter = format!("{mine}/memory-adapter-1.gguf");
+    let train = [
+        "train",
+        "-m",
+        MODEL,
+        "-f",
+        &text,
+        "-o",
+        &adapter,
+        "--held-out",
+        "0",
+    ];
+    program(&[&train[..], &["-c", "32", "--epochs", "8", "--rate", "0.01"]].concat()).unwrap();
+    let mut state = Writer::new();
+    state.metadata("general.type", "memory");
+    state.metadata("memory.version", 1u32);
+    state.metadata("memory.model", Model::open(MODEL).unwrap().fingerprint());
+    state.metadata("memory.next", 2u64);
+    for (key, numbers) in [("tried", vec![]), ("numbers", vec![1]), ("1.texts", vec![])] {
+        let numbers = Field::Array(Array::U64(numbers));
+        state.metadata(format!("memory.{key}"), numbers);
+    }
+    state.metadata("memory.1.asked", 3u32);
+    state.metadata("memory.1.said", 2u32);
+    state.write(format!("{mine}/memory-versions.gguf")).unwrap();
+
+    let answers = |flags: &[&str], more: &Value| {
+        let server = Server::start(flags);
+        let paths = ["/v1/completions", "/completion", "/v1/chat/completions"];
+        let answers = paths.map(|path| {
+            let mut body = json!({"max_tokens": 8, "temperature": 0});
+            let fields = body.as_object_mut().unwrap();
+            fields.extend(more.as_object().unwrap().clone());
+            fields.extend(
+                match path {
+                    "/v1/chat/completions" => {
+                        json!({"messages": [{"role": "user", "content": "Tell me of the weather"}]})
+                    }
+                    _ => json!({"prompt": "Good day"}),
+                }
+                .as_object()
+                .unwrap()
+                .clone(),
+            );
+            let (status, answer) = call(&server, "", "POST", path, &body);
+            assert_eq!(status, 200, "{answer}");
+            let choice = &answer["choices"][0];
+            [
+                &choice["text"],
+                &choice["message"]["content"],
+                &answer["content"],
+            ]
+            .map(Value::to_string)
+        });
+        (answers, server)
+    };
+    let (alone, server) = answers(&[], &json!({}));
+    drop(server);
+    let (known, server) = answers(&["--memory", &mine], &json!({}));
+    assert_eq!(
+        server.metric("ruvllm:memory_questions_answered{tenant=\"0\"}"),
+        2.0
+    );
+    drop(server);
+    let (without, _server) = answers(&["--memory", &mine], &json!({"use_memory": false}));
+    assert_eq!(without, alone);
+    for (known, alone) in known.iter().zip(&alone) {
+        assert_ne!(known, alone);
+    }
 }

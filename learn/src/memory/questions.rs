@@ -90,17 +90,12 @@ pub struct QuestionAnswer {
 impl QuestionAnswer {
     /// The pair as a text: what is given, and what is to be learnt.
     pub fn text(&self) -> (String, String) {
-        match &self.question {
-            Some(question) if self.lead.is_empty() => (
-                format!("Question: {question}\nAnswer:"),
-                format!(" {}\n", self.answer),
-            ),
-            Some(question) => (
-                format!("Question: {question}\nAnswer: {}", self.lead),
-                format!(" {}\n", self.answer),
-            ),
-            None => (String::new(), format!("{}\n", self.answer)),
-        }
+        let answer = &self.answer;
+        let Some(question) = &self.question else {
+            return (String::new(), format!("{answer}\n"));
+        };
+        let given = format!("Question: {question}\nAnswer: {}", self.lead);
+        (given.trim_end().to_owned(), format!(" {answer}\n"))
     }
 
     /// The pair as an example to train on.
@@ -206,9 +201,9 @@ impl Memory {
         entries.filter(|entry| self.corrected_by(entry.number).is_none())
     }
 
-    /// Questions and answers of all entries that are right and that nothing corrects: each by itself, and
-    /// questions about it, every second one answered in other words where the model found any. `progress`
-    /// is called before each entry with the number of those done.
+    /// Questions and answers of all entries that are right and that nothing corrects, as a consolidation
+    /// trains on them: each entry by itself, and questions about it, answered in several ways. `progress` is
+    /// called before each entry with the number of those done.
     /// The same folder, model and options give the same pairs.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use crate::gpu::GpuError;
 use crate::gpu::kernels::*;
 use crate::gpu::plan::Name::Intermediate as Left;
+use crate::gpu::plan::heads::HeadPart;
 use crate::gpu::plan::recurrent::MIXED;
 use crate::gpu::plan::{Intermediate, Name, Planner, RowSet, Set, refused, size};
 use crate::layers::attention::spec::AttnSpec;
@@ -33,6 +34,13 @@ impl<'m> Planner<'m, '_> {
         layers.position(is_source).unwrap_or(i)
     }
 
+    /// Copies rows as long as those of the residual stream.
+    pub(super) fn copy_stream(&mut self, from: Name<'m>, to: Name<'m>) -> Result<(), GpuError> {
+        let n = self.h.n_embd;
+        let [from, to] = [from, to].map(|name| HeadPart::of(name, (1, n), 0));
+        self.copy_heads((1, n), from, to)
+    }
+
     /// Leaves only the rows of the last layer that have outputs, of its residual stream and its
     /// input; returns the latter.
     fn only_outputs(&mut self, normed: Name<'m>, outputs: &RowSet) -> Result<Name<'m>, GpuError> {
@@ -43,10 +51,15 @@ impl<'m> Planner<'m, '_> {
             left = Intermediate::Normed(Set::Outputs);
             self.gather(normed, left, n, n_embd);
         }
+        let sets = [Set::All, Set::Outputs];
         if let Some(width) = self.h.per_layer_embd {
             let width = size(self.h.n_layer * width)?;
-            let [from, to] = [Set::All, Set::Outputs].map(Intermediate::PerLayer);
+            let [from, to] = sets.map(Intermediate::PerLayer);
             self.gather(Left(from), to, n, width);
+        }
+        if self.h.layers.iter().any(|spec| spec.embd_skip) {
+            let [from, to] = sets.map(Intermediate::Kept);
+            self.gather(Left(from), to, n, n_embd);
         }
         self.rows = outputs.clone();
         self.plan.outputs = Set::Outputs;
@@ -172,6 +185,12 @@ impl<'m> Planner<'m, '_> {
             self.leave(Intermediate::AttnOut, post_attn_norm.as_ref(), spec)?;
         }
         self.feed_forward_branch(spec, w, normed)?;
+        if let Some(scale) = w.embd_skip {
+            let x = self.enter(None)?;
+            let n = size(self.rows.n as usize * self.h.n_embd)?;
+            let kept = Left(Intermediate::Kept(self.rows.set));
+            self.plain(&ADD_SCALED, &AddScaledArgs { n, scale }, &[x, kept]);
+        }
         if let Some(w) = &w.per_layer {
             self.per_layer_branch(i, spec, w)?;
         }
@@ -221,6 +240,15 @@ impl<'m> Planner<'m, '_> {
             FeedForward::Both(both) => out = self.both(both, input)?,
             FeedForward::None => {}
         }
-        self.leave(out, w.post_ffn_norm.as_ref(), spec)
+        if spec.norms != Norms::BeforeAndLast {
+            return self.leave(out, w.post_ffn_norm.as_ref(), spec);
+        }
+        // The norm is that of the stream, between two loops.
+        self.leave(out, None, spec)?;
+        let (x, norm) = (self.enter(None)?, w.post_ffn_norm.as_ref());
+        let normed = Left(Intermediate::Normed(self.rows.set));
+        let norm = norm.ok_or_else(|| refused("loops without a norm".to_string()))?;
+        self.norm(norm, self.h.norm_eps, x, normed)?;
+        self.copy_stream(normed, x)
     }
 }

@@ -164,6 +164,8 @@ pub enum Intermediate {
     MoeNormed,
     /// Vectors of all layers for each token.
     PerLayer(Set),
+    /// Embeddings that layers add again.
+    Kept(Set),
     /// A router's own input, and its output.
     RouterIn,
     Router,
@@ -504,12 +506,16 @@ impl<'m, 'b> Planner<'m, 'b> {
                 self.norm(norm, self.h.norm_eps, x, self.x())?;
             }
         }
+        let is_kept = self.h.layers.iter().any(|spec| spec.embd_skip);
+        if first_layer > 0 && (per_layer.is_some() || is_kept) {
+            let what = "embeddings that layers read, unless the GPU computes all layers";
+            return Err(refused(what.to_string()));
+        }
         if let Some(w) = per_layer {
-            if first_layer > 0 {
-                let what = "embeddings for each layer, unless the GPU computes all layers";
-                return Err(refused(what.to_string()));
-            }
             self.per_layer_inputs(w)?;
+        }
+        if is_kept {
+            self.copy_stream(self.x(), Left(Intermediate::Kept(Set::All)))?;
         }
         for (i, spec) in self.h.layers.iter().enumerate() {
             let last = i + 1 == n_layer;

@@ -283,7 +283,6 @@ async fn complete(
         caller,
         params,
         logprobs,
-        uses_memory: false,
     }
     .submit(prompts, format, false)
     .await?;

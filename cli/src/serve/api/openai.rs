@@ -436,7 +436,6 @@ pub(super) async fn completions(
         caller,
         params,
         logprobs,
-        uses_memory: false,
     }
     .submit(prompts, format, echoes)
     .await?;

@@ -49,6 +49,9 @@ pub(crate) struct Params {
     /// How it uses the prefix cache, if not as the server does.
     pub(crate) cache: Option<CacheMode>,
     pub(crate) min_cache_tokens: Option<usize>,
+    /// Whether it is told what its user has had remembered, if it is a conversation, and answered with
+    /// what the model has learnt of that.
+    pub(crate) uses_memory: bool,
     /// Who asks, by the client's account: what `ruvllm learn forget` forgets.
     pub(crate) user: Option<String>,
 }
@@ -120,6 +123,7 @@ impl Params {
             slot: slot(app, fields)?,
             cache: cache(fields)?,
             min_cache_tokens: fields.take("min_cache_tokens")?,
+            uses_memory: fields.take("use_memory")?.unwrap_or(true),
             user,
         })
     }

@@ -32,8 +32,6 @@ pub(crate) struct Job {
     pub(crate) params: Params,
     /// Alternatives to each token that are told.
     pub(crate) logprobs: Option<usize>,
-    /// Whether it is told what its user has had remembered.
-    pub(crate) uses_memory: bool,
 }
 
 impl Job {
@@ -50,7 +48,7 @@ impl Job {
             .map(|learner| learner.adapter(prompt.tokens()))
             .transpose()?
             .flatten();
-        let remembered = match self.uses_memory {
+        let remembered = match self.params.uses_memory {
             true => {
                 let app = &self.app;
                 app.memories.adapter(&self.caller, app.engine.model())?
@@ -256,7 +254,6 @@ impl Turn {
         let choice = choice
             .transpose()
             .map_err(|error| ApiError::field("tool_choice", error))?;
-        let uses_memory = fields.take("use_memory")?.unwrap_or(true);
         let conversation = app.conversation(fields)?;
         let tools = conversation.tools()?;
         let choice = match (choice.unwrap_or(ToolChoice::Auto), max_calls) {
@@ -275,7 +272,6 @@ impl Turn {
             caller,
             params,
             logprobs,
-            uses_memory,
         };
         Ok(Turn {
             job,
@@ -303,7 +299,7 @@ impl Turn {
             ..
         } = self;
         blocking(move || {
-            if job.uses_memory {
+            if job.params.uses_memory {
                 conversation.tell(&job)?;
             }
             conversation
@@ -331,7 +327,7 @@ impl Turn {
                 max_calls,
             } = self;
             let app = &job.app;
-            if job.uses_memory {
+            if job.params.uses_memory {
                 let n = conversation.tell(&job)?;
                 app.metrics.memory_tokens.inc_by(n as u64);
             }

@@ -186,7 +186,6 @@ async fn generate(
         caller,
         params,
         logprobs,
-        uses_memory: false,
     };
     let (job, answers) = job.submit(vec![tokens], format, false).await?;
     drop(share);
