@@ -202,7 +202,14 @@ fn what_was_learnt_of_a_memory_answers() {
         "--held-out",
         "0",
     ];
-    program(&[&train[..], &["-c", "32", "--epochs", "8", "--rate", "0.01"]].concat()).unwrap();
+    program(
+        &[
+            &train[..],
+            &["-c", "32", "--epochs", "8", "--learning-rate", "0.01"],
+        ]
+        .concat(),
+    )
+    .unwrap();
     let mut state = Writer::new();
     state.metadata("general.type", "memory");
     state.metadata("memory.version", 1u32);
