@@ -173,13 +173,14 @@ impl<'m> Planner<'m, '_> {
             && let Some(norm) = &beside.moe_norm
         {
             // The stream as the mixer read it.
-            let input = Left(Intermediate::BesideIn(self.rows.set));
-            self.norm(norm, self.h.norm_eps, self.x(), input)?;
+            let (x, input) = (self.enter(None)?, Intermediate::BesideIn(self.rows.set));
+            self.norm(norm, self.h.norm_eps, x, Left(input))?;
         }
         if let FeedForward::Moe(moe) = ffn
             && moe.spec.routes_early
         {
-            self.linear(&moe.router, self.x(), Left(Intermediate::Router))?;
+            let x = self.enter(None)?;
+            self.linear(&moe.router, x, Left(Intermediate::Router))?;
         }
         if spec.mixer != Mixer::None {
             self.leave(Intermediate::AttnOut, post_attn_norm.as_ref(), spec)?;
