@@ -2,7 +2,7 @@
 //! elsewhere.
 
 use crate::flags::{
-    ModelArgs, OverwriteArg, PlacementArgs, earlier_file, memory_beside, memory_extent,
+    ModelArgs, OverwriteArg, PlacementArgs, earlier_file, judged_of, memory_beside, memory_extent,
     memory_known, no_tokenizer, open_folder,
 };
 use crate::io::{Failure, file_or_pipe, note, print, print_json, printable, read_text, size};
@@ -245,14 +245,7 @@ fn memory_json(memory: &Memory) -> Value {
 
 fn status(folder: &SonaFolder, memory: Option<&Memory>, as_json: bool) -> Result<(), Failure> {
     let s = folder.status()?;
-    // What the version in effect gained on text that was kept from it.
-    let judged = folder
-        .history()
-        .iter()
-        .rev()
-        .filter(|event| event.judged.0 > 0);
-    let judged = judged.into_iter().find(|event| event.version == s.version);
-    let judged = judged.filter(|_| s.version > 0);
+    let judged = judged_of(folder.history(), s.version);
     if as_json {
         return print_json(&json!({
             "trajectories": s.n_trajectories, "with_tokens": s.n_with_tokens, "rated": s.n_rated, "sessions": s.n_sessions,

@@ -3,7 +3,7 @@
 use crate::io::{Failure, note, paint, read_text, unix_time};
 use ruvllm::Engine;
 use ruvllm::Session;
-use ruvllm_learn::sona::{Background, JUDGED, Sona, SonaBuilder, SonaError, Trajectory};
+use ruvllm_learn::sona::{Background, Event, JUDGED, Sona, SonaBuilder, SonaError, Trajectory};
 use ruvllm_learn::{LearnError, Learning as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -259,4 +259,10 @@ pub(crate) fn both(first: Result<(), Failure>, then: Result<(), Failure>) -> Res
         (Ok(()) | Err(Failure::Closed | Failure::Interrupted), Err(failure)) => Err(failure),
         (first, _) => first,
     }
+}
+
+/// The event that judged a version on text that was kept from it, if it is not the model alone.
+pub(crate) fn judged_of(history: &[Event], version: u64) -> Option<&Event> {
+    let mut judged = history.iter().rev().filter(|event| event.judged.0 > 0);
+    judged.find(|event| event.version == version && version > 0)
 }

@@ -40,7 +40,7 @@ pub(crate) use images::{ImageArgs, ProjectorArgs, parts};
 pub(crate) use learn::LearnArgs;
 #[cfg(feature = "chat")]
 pub(crate) use learn::Learning;
-pub(crate) use learn::{both, earlier_file, open_folder};
+pub(crate) use learn::{both, earlier_file, judged_of, open_folder};
 #[cfg(feature = "serve")]
 pub(crate) use lora::adapter_failure;
 pub(crate) use lora::{LoraArgs, open_adapter};

@@ -38,6 +38,11 @@ impl Memories {
         all.map(Memories)
     }
 
+    /// Whether nothing is remembered for anybody.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// What metrics tell of each.
     pub(super) fn figures(&self) -> Vec<Remembered> {
         let memories = self.0.iter().enumerate();

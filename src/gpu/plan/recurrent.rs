@@ -242,9 +242,8 @@ impl<'m> Planner<'m, '_> {
                 for w in &**qkv {
                     let n = w.w.n_out;
                     self.linear(w, normed, part)?;
-                    let channels = Left(Intermediate::Channels);
-                    let to = HeadPart::of(channels, (1, n_channel), first);
-                    self.copy_heads((1, n), HeadPart::of(part, (1, n), 0), to)?;
+                    let channels = Rows::of(Intermediate::Channels, n_channel, first);
+                    self.copy_rows(part, n, channels)?;
                     first += n;
                 }
                 products.push((of_beta, beta));
@@ -441,18 +440,13 @@ impl<'m> Planner<'m, '_> {
             }
             first += part;
         }
-        self.feed(Left(Convolved), n, (n_feed, 0))?;
+        self.copy_rows(Left(Convolved), n, Rows::of(Intermediate::Feed, n_feed, 0))?;
         Ok(names)
     }
 
-    /// Copies rows of `n` values to rows of `n_feed`, from value `first` on.
-    fn feed(
-        &mut self,
-        x: Name<'m>,
-        n: usize,
-        (n_feed, first): (usize, usize),
-    ) -> Result<(), GpuError> {
-        let to = HeadPart::of(Left(Intermediate::Feed), (1, n_feed), first);
+    /// Copies rows of `n` values into those of `to`.
+    fn copy_rows(&mut self, x: Name<'m>, n: usize, to: Rows<'m>) -> Result<(), GpuError> {
+        let to = HeadPart::of(to.name, (1, to.width), to.first);
         self.copy_heads((1, n), HeadPart::of(x, (1, n), 0), to)
     }
 
@@ -502,9 +496,10 @@ impl<'m> Planner<'m, '_> {
             ([dt_rank, n_state, n_state], n_feed),
         )?;
         let (steps, n) = self.time_steps(dt, low)?;
-        self.feed(steps, n, (n_feed, n_inner))?;
-        self.feed(into, n_state, (n_feed, 2 * n_inner))?;
-        self.feed(out_of, n_state, (n_feed, 2 * n_inner + n_state))?;
+        let part = |first| Rows::of(Intermediate::Feed, n_feed, first);
+        self.copy_rows(steps, n, part(n_inner))?;
+        self.copy_rows(into, n_state, part(2 * n_inner))?;
+        self.copy_rows(out_of, n_state, part(2 * n_inner + n_state))?;
         let (place, feed) = (self.cell(1), Rows::of(Intermediate::Feed, n_feed, 0));
         let [n_slots, n_states] = self.n_slots()?;
         let args = ChannelScanArgs {
@@ -576,9 +571,10 @@ impl<'m> Planner<'m, '_> {
             ([n_state, n_state, dt_rank], n_feed),
         )?;
         let (steps, n) = self.time_steps(dt, low)?;
-        self.feed(into, n_state, (n_feed, n_inner))?;
-        self.feed(out_of, n_state, (n_feed, n_inner + n_state))?;
-        self.feed(steps, n, (n_feed, n_inner + 2 * n_state))?;
+        let part = |first| Rows::of(Intermediate::Feed, n_feed, first);
+        self.copy_rows(into, n_state, part(n_inner))?;
+        self.copy_rows(out_of, n_state, part(n_inner + n_state))?;
+        self.copy_rows(steps, n, part(n_inner + 2 * n_state))?;
         let feed = Rows::of(Intermediate::Feed, n_feed, 0);
         self.state_space(i, feed, [n_inner, n_head, 1, n_state], [a, d])?;
         let args = ElementwiseArgs {
@@ -586,8 +582,7 @@ impl<'m> Planner<'m, '_> {
         };
         let (gate, out) = (Left(Intermediate::Gate), Left(MIXED));
         self.plain(&SILU_MUL, &args, &[gate, out]);
-        let of_row = |name| HeadPart::of(name, (1, n_inner), 0);
-        self.copy_heads((1, n_inner), of_row(gate), of_row(out))?;
+        self.copy_rows(gate, n_inner, Rows::of(MIXED, n_inner, 0))?;
         self.keep_feeds(i, feed)
     }
 }

@@ -1,5 +1,6 @@
 //! llama-server's own API, as far as it is here.
 
+use crate::flags::judged_of;
 use crate::serve::api::body::Body;
 use crate::serve::api::openai::prompts;
 use crate::serve::app::App;
@@ -21,7 +22,6 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, StreamExt};
 use ruvllm::{StopReason, TokenText};
-use ruvllm_learn::sona::Event;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -412,11 +412,9 @@ fn selected(value: &Value, paths: &[String]) -> Value {
 }
 
 pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, ApiError> {
-    let reads_folders = shared
-        .models
-        .all_loaded()
-        .iter()
-        .any(|app| !app.learners.is_empty());
+    let models = shared.models.all_loaded();
+    let reads_folders =
+        !shared.memories.is_empty() || models.iter().any(|app| !app.learners.is_empty());
     let text = move || {
         let models: Vec<_> = shared.models.list().into_iter().map(figures).collect();
         let metrics = shared.models.metrics();
@@ -430,14 +428,6 @@ pub(super) async fn metrics(State(shared): State<Shared>) -> Result<Response, Ap
     };
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
-}
-
-/// What the version in effect changed of the loss of text that was kept from it, in nats per token.
-fn loss_change(history: &[Event]) -> f64 {
-    let version = history.last().map_or(0, |event| event.version);
-    let mut judged = history.iter().rev().filter(|event| event.judged.0 > 0);
-    let judged = judged.find(|event| event.version == version && version > 0);
-    judged.map_or(0.0, |event| event.judged.2 - event.judged.1)
 }
 
 /// What metrics tell of a model.
@@ -456,13 +446,16 @@ fn figures(of: Listed<'_>) -> OfModel {
     let learners = app.learners.iter().enumerate();
     let learning = learners.map(|(tenant, learner)| {
         let (n_pending, n_dropped) = learner.sona.n_pending();
+        let version = learner.sona.status().map_or(0, |status| status.version);
+        let history = learner.sona.history();
+        let judged = judged_of(&history, version).map(|event| event.judged);
         Learning {
             tenant,
-            version: learner.sona.status().map_or(0, |status| status.version),
+            version,
             n_pending: n_pending as u64,
             n_dropped,
             is_failing: learner.sona.failure().is_some(),
-            loss_change: loss_change(&learner.sona.history()),
+            loss_change: judged.map_or(0.0, |(_, before, after)| after - before),
         }
     });
     OfModel {
